@@ -1,0 +1,5 @@
+"""`python -m vitkit` is the command line."""
+
+from vitkit.cli import main
+
+main()

@@ -1,0 +1,43 @@
+"""argv -> rooms -> text and exit code: one file a command, listed in COMMANDS.
+
+What does not belong here: any work. A command parses, calls a room or a job, and prints; nobody imports this room.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from vitkit.cli import models
+from vitkit.errors import VitkitError
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "models": models.models,
+}
+
+app = typer.Typer(
+    help="The Vision Transformer as real software: models, checkpoints, data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _command in COMMANDS.items():
+    app.command(_name, no_args_is_help=False)(_command)
+
+
+def main() -> None:
+    """Run the command line. A mistake of the user's is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except VitkitError as error:
+        print(f"vitkit: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("vitkit: stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()     # the reader of our output has gone; nothing is left to say
+        sys.exit(141)

@@ -1,0 +1,7 @@
+"""`vitkit models`."""
+
+from __future__ import annotations
+
+
+def models() -> None:
+    """List the variants."""

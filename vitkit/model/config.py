@@ -1,0 +1,386 @@
+"""What a model is made of: ViTConfig, InputSpec, the rows of Table 1, and the libraries' numerics.
+
+Nothing here imports torch, so that names and numbers can be listed at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
+
+from vitkit.errors import ConfigError, nearest, pick
+from vitkit.model import checks
+from vitkit.model.checks import pair
+
+C = TypeVar("C", bound="ViTConfig | InputSpec")
+
+Activation = Literal["gelu", "gelu_tanh"]
+Pool = Literal["cls", "mean"]
+PositionRule = Literal["google", "timm-npz", "timm", "huggingface", "torchvision", "dinov2"]
+Resize = Literal["squash", "crop"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Channels = Literal["rgb", "gray", "raw"]
+Backend = Literal["pillow", "tensor"]
+
+
+def _from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
+    known = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{cls.__name__} has no field {key!r}{nearest(key, known) or '.'}")
+    return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _to_dict(self: C) -> dict[str, Any]:
+    return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def also_called(**second: str) -> Any:
+    """Class decorator: let fields of a dataclass be given, and read, under a second name.
+
+    Args:
+        second: second name = field (`num_labels="num_classes"`).
+    """
+
+    def decorate(cls: type[C]) -> type[C]:
+        init = cls.__init__
+
+        @functools.wraps(init)
+        def renamed(self: C, **values: Any) -> None:
+            for other, name in second.items():
+                if other in values:
+                    value = values.pop(other)
+                    if values.setdefault(name, value) != value:
+                        raise ConfigError(f"{other} and {name} are two names of one field, but {other}={value!r} "
+                                          f"and {name}={values[name]!r} came; give only {name}.")
+            init(self, **values)
+
+        cls.__init__ = renamed  # type: ignore[method-assign, assignment]
+        for other, name in second.items():
+            setattr(cls, other, property(lambda self, name=name: getattr(self, name)))
+        return cls
+
+    return decorate
+
+
+@also_called(num_labels="num_classes")
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """The architecture of one Vision Transformer; frozen, and refused when it cannot work.
+
+    The first block has Hugging Face's names and defaults; the second is what the engine needs beyond them.
+
+    Args:
+        hidden_size: D, the width of a token.
+        num_hidden_layers: L, the number of encoder blocks.
+        num_attention_heads: h, the heads of each block; divides hidden_size.
+        intermediate_size: width of the MLP's hidden layer.
+        hidden_act: `gelu` (exact) or `gelu_tanh` (Google's approximation).
+        hidden_dropout_prob: dropout after dense layers and after adding positions.
+        attention_probs_dropout_prob: dropout on the attention matrix A of Eq. 6.
+        initializer_range: standard deviation of the twelve classes' truncated normal initialisation.
+        layer_norm_eps: epsilon of every LayerNorm.
+        image_size: pixels, a number or (height, width).
+        patch_size: P, the side of a patch in pixels.
+        num_channels: C, the channels of an image.
+        qkv_bias: whether U_qkv of Eq. 5 has a bias.
+        num_classes: K, outputs of the head (`num_labels` is accepted too); 0 leaves the head out.
+        chunk_size_feed_forward: tokens the MLP takes at once; 0 takes all.
+        pruned_heads: {layer: heads} that were cut out; kept as a sorted tuple of (layer, heads).
+        pool: what y of Eq. 4 is: the class token (`cls`) or the mean of the patch tokens (`mean`).
+        norm_after_pool: with `mean`, whether the LayerNorm follows the mean (timm's fc_norm) or precedes it.
+        class_token: whether there is a class token; without it pool must be `mean`.
+        pre_logits: whether the head has the paper's pre-training hidden layer (dense, tanh).
+        layer_scale: initial value of a learnt factor on each residual branch; None for none.
+        num_register_tokens: extra tokens after the class token, without positions (DINOv2).
+        drop_path_rate: stochastic depth of the last block; earlier blocks have proportionally less.
+        position_resize: rule by which E_pos is resized for another image size, a row of `positions.RULES`.
+        pad_input: whether images that are no multiple of the patch are padded (right, bottom, zeros).
+    """
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    image_size: int | tuple[int, int] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    qkv_bias: bool = True
+    num_classes: int = 1000
+    chunk_size_feed_forward: int = 0
+    pruned_heads: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    pool: Pool = "cls"
+    norm_after_pool: bool = False
+    class_token: bool = True
+    pre_logits: bool = False
+    layer_scale: float | None = None
+    num_register_tokens: int = 0
+    drop_path_rate: float = 0.0
+    position_resize: PositionRule = "google"
+    pad_input: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size",
+                     "num_channels"):
+            checks.whole(name, getattr(self, name), 1)
+        for name in ("num_classes", "chunk_size_feed_forward", "num_register_tokens"):
+            checks.whole(name, getattr(self, name), 0)
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            checks.number(name, getattr(self, name), 0, 1)
+        checks.number("initializer_range", self.initializer_range, 0)
+        checks.number("layer_norm_eps", self.layer_norm_eps, 0, open_low=True)
+        if self.layer_scale is not None:
+            checks.number("layer_scale", self.layer_scale, -math.inf)
+        checks.one_of("hidden_act", self.hidden_act, Activation)
+        checks.one_of("pool", self.pool, Pool)
+        checks.one_of("position_resize", self.position_resize, PositionRule)
+        object.__setattr__(self, "image_size", checks.size("image_size", self.image_size))
+        object.__setattr__(self, "pruned_heads", self._checked_pruned_heads())
+        if self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"num_attention_heads must divide hidden_size; {self.num_attention_heads} heads do not divide "
+                f"{self.hidden_size}. Try {self._near_heads()} heads.")
+        if not self.pad_input:
+            for side in self.image_hw:
+                if side % self.patch_size:
+                    raise ConfigError(
+                        f"image_size must be a multiple of patch_size; {side} pixels are no multiple of "
+                        f"{self.patch_size}. Use {side // self.patch_size * self.patch_size or self.patch_size}, "
+                        f"or pad_input=True.")
+        if not self.class_token and self.pool == "cls":
+            raise ConfigError("pool='cls' needs a class token; use pool='mean' with class_token=False.")
+        if self.norm_after_pool and self.pool == "cls":
+            raise ConfigError("norm_after_pool goes with pool='mean'; with pool='cls' the two orders are the same.")
+
+    def _near_heads(self) -> int:
+        divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+        return min(divisors, key=lambda n: abs(n - self.num_attention_heads))
+
+    def _checked_pruned_heads(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        given = self.pruned_heads.items() if isinstance(self.pruned_heads, Mapping) else self.pruned_heads
+        result = {}
+        for layer, heads in given:
+            layer, heads = int(layer), tuple(sorted({int(head) for head in heads}))
+            if not 0 <= layer < self.num_hidden_layers:
+                raise ConfigError(f"pruned_heads names layer {layer}, but layers go from 0 to "
+                                  f"{self.num_hidden_layers - 1}.")
+            if any(not 0 <= head < self.num_attention_heads for head in heads):
+                raise ConfigError(f"pruned_heads names heads {list(heads)} in layer {layer}, but heads go from 0 to "
+                                  f"{self.num_attention_heads - 1}.")
+            if len(heads) == self.num_attention_heads:
+                raise ConfigError(f"pruned_heads leaves no head in layer {layer}; keep at least one.")
+            if heads:
+                result[layer] = heads
+        return tuple(sorted(result.items()))
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return pair(self.image_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        height, width = self.image_hw
+        return -(-height // self.patch_size), -(-width // self.patch_size)
+
+    @property
+    def num_patches(self) -> int:
+        """N = HW / P^2."""
+        return math.prod(self.grid)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: the class token and the registers."""
+        return self.class_token + self.num_register_tokens
+
+    @property
+    def head_size(self) -> int:
+        """d = D / h, the width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def heads_of(self, layer: int) -> tuple[int, ...]:
+        """The heads that `layer` still has, by their original numbers."""
+        pruned = dict(self.pruned_heads).get(layer, ())
+        return tuple(head for head in range(self.num_attention_heads) if head not in pruned)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON can hold them."""
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
+        """Build from `to_dict`'s result; an unknown field is refused by name."""
+        return _from_dict(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """What a model expects to be fed, and what its outputs are called. Travels inside every checkpoint.
+
+    Args:
+        size: (height, width) that the model is fed.
+        resize: `squash` resizes both sides to `size`; `crop` resizes to size / crop, keeping the aspect ratio,
+            and cuts the centre.
+        crop: share of the resized image that the centre crop keeps (timm's crop_pct); 1.0 with `squash`.
+        interpolation: filter of the resize.
+        mean: subtracted from pixels in 0..1, one number a channel.
+        std: divides after that, one number a channel.
+        channels: what images are turned into: `rgb`, `gray`, or `raw` (as many channels as `mean` has numbers).
+        backend: `pillow`, or `tensor` (as Hugging Face's default processor resizes, within one level of Pillow).
+        class_names: names of the outputs in their order; empty when unknown.
+    """
+
+    size: tuple[int, int] = (224, 224)
+    resize: Resize = "squash"
+    crop: float = 1.0
+    interpolation: Interpolation = "bilinear"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    channels: Channels = "rgb"
+    backend: Backend = "pillow"
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", pair(checks.size("size", self.size)))
+        for name in ("mean", "std", "class_names"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        checks.one_of("resize", self.resize, Resize)
+        checks.one_of("interpolation", self.interpolation, Interpolation)
+        checks.one_of("channels", self.channels, Channels)
+        checks.one_of("backend", self.backend, Backend)
+        checks.number("crop", self.crop, 0, 1, open_low=True)
+        if self.resize == "squash" and self.crop != 1.0:
+            raise ConfigError(f"crop={self.crop!r} has no meaning with resize='squash'; use resize='crop'.")
+        for value in self.mean:
+            checks.number("mean", value, -math.inf)
+        for value in self.std:
+            checks.number("std", value, 0, open_low=True)
+        wanted = {"rgb": 3, "gray": 1}.get(self.channels, len(self.mean))
+        if len(self.mean) != wanted or len(self.std) != wanted:
+            raise ConfigError(f"channels={self.channels!r} needs {wanted} numbers in mean and in std; "
+                              f"got {len(self.mean)} and {len(self.std)}.")
+        if len(set(self.class_names)) != len(self.class_names):
+            twice = next(n for n in self.class_names if self.class_names.count(n) > 1)
+            raise ConfigError(f"class_names must be different; {twice!r} is there twice.")
+
+    @classmethod
+    def of(cls, config: ViTConfig) -> InputSpec:
+        """The default for a new model: its size and channels, mean and std 0.5, squashed, bilinear (Google's)."""
+        count = config.num_channels
+        channels: Channels = "rgb" if count == 3 else "gray" if count == 1 else "raw"
+        return cls(size=config.image_hw, channels=channels, mean=(0.5,) * count, std=(0.5,) * count)
+
+    def check(self, config: ViTConfig) -> InputSpec:
+        """Return self if it fits `config`, else raise a ConfigError that names both sides."""
+        if len(self.mean) != config.num_channels:
+            raise ConfigError(f"The model takes {config.num_channels} channels, but its InputSpec gives "
+                              f"{len(self.mean)} ({self.channels}); set num_channels or the InputSpec's channels.")
+        if self.class_names and len(self.class_names) != config.num_classes:
+            raise ConfigError(f"The model has {config.num_classes} classes, but its InputSpec names "
+                              f"{len(self.class_names)}; give one name for each class or none.")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON can hold them."""
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> InputSpec:
+        """Build from `to_dict`'s result; an unknown field is refused by name."""
+        return _from_dict(cls, values)
+
+
+# The numerics that the public libraries put around the same weights (their own defaults).
+NUMERICS: dict[str, dict[str, Any]] = {
+    "paper": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "google"},
+    "google": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_tanh", "position_resize": "google"},
+    "timm": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "timm"},
+    "huggingface": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "position_resize": "huggingface"},
+    "torchvision": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "torchvision"},
+    "dinov2": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "dinov2"},
+    "course": {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "position_resize": "google"},
+}
+
+
+def _shape(width: int, depth: int, mlp: int, heads: int) -> dict[str, int]:
+    return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": mlp, "num_attention_heads": heads}
+
+
+# Table 1 of the paper (b, l, h), and the sizes its authors published later: "How to train your ViT?" (ti, s),
+# "Scaling Vision Transformers" (g, G), "Getting ViT in Shape" (so400m).
+SHAPES: dict[str, dict[str, int]] = {
+    "ti": _shape(192, 12, 768, 3),
+    "s": _shape(384, 12, 1536, 6),
+    "b": _shape(768, 12, 3072, 12),
+    "l": _shape(1024, 24, 4096, 16),
+    "h": _shape(1280, 32, 5120, 16),
+    "so400m": _shape(1152, 27, 4304, 16),
+    "g": _shape(1408, 40, 6144, 16),
+    "G": _shape(1664, 48, 8192, 16),
+}
+PATCHES: dict[str, tuple[int, ...]] = {
+    "ti": (16,), "s": (8, 14, 16, 32), "b": (8, 14, 16, 32), "l": (14, 16, 32), "h": (14, 16),
+    "so400m": (14, 16), "g": (14,), "G": (14,),
+}
+VARIANTS: dict[str, ViTConfig] = {
+    f"vit-{size}/{patch}": ViTConfig(patch_size=patch, **SHAPES[size], **NUMERICS["paper"])
+    for size, patches in PATCHES.items() for patch in patches
+}
+
+_TIMM_SIZES = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "so400m": "so400m", "giant": "g",
+               "gigantic": "G"}
+_TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
+
+
+def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTConfig:
+    """The configuration of a named variant.
+
+    Args:
+        name: a row of VARIANTS in any case (`vit-b/16`, `ViT-B/16`, `B/16`), or timm's or Hugging Face's name of
+            the same architecture (`vit_base_patch16_384`, `google/vit-base-patch16-224`).
+        numerics: a row of NUMERICS; the row's own (eps 1e-6, exact GELU) when not given.
+        overrides: any field of ViTConfig.
+
+    Raises:
+        UnknownName: no such variant; lists what exists.
+        ConfigError: the fields do not work together.
+    """
+    key, found = str(name), {}
+    if match := _TIMM_NAME.fullmatch(key):
+        size = _TIMM_SIZES.get(match[1].lower())
+        key = f"vit-{size}/{match[2]}" if size else key
+        if match[3]:
+            found["image_size"] = int(match[3])
+    elif "patch" in key and "." in key:
+        raise ConfigError(f"{name!r} names trained weights; create() makes new ones. Use vitkit.load('timm/{name}') "
+                          f"for the weights, or {key.split('.')[0]!r} for the architecture.")
+    else:
+        bare = key[4:] if key.lower().startswith("vit-") else key
+        size, _, patch = bare.partition("/")
+        exact = {"g": "g", "G": "G"}.get(size, size.lower())   # g and G differ by case alone
+        key = f"vit-{exact}/{patch}" if f"vit-{exact}/{patch}" in VARIANTS else key
+    row = pick(VARIANTS, key, "variant")
+    changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
+    if "num_labels" in changes:
+        changes["num_classes"] = changes.pop("num_labels")
+    known = [f.name for f in fields(ViTConfig)]
+    for key in changes:
+        if key not in known:
+            raise ConfigError(f"create() has no argument {key!r}{nearest(key, known) or '.'}")
+    return dataclasses.replace(row, **changes)

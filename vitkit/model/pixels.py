@@ -1,0 +1,35 @@
+"""Pixels that can be cut into patches: refused with a sentence, or padded where the config asks for it."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.errors import InputError
+from vitkit.model.config import ViTConfig
+
+
+def fit(x: Tensor, c: ViTConfig) -> Tensor:
+    """Return pixels whose sides are multiples of the patch.
+
+    Args:
+        x: [B, C, H, W].
+        c: the model's configuration.
+
+    Raises:
+        InputError: wrong rank, channels or type, or a side that is no multiple and may not be padded.
+    """
+    P = c.patch_size
+    if x.dim() != 4 or x.shape[1] != c.num_channels:
+        raise InputError(f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
+                         f"For other channels, create or load the model with num_channels=.")
+    if not x.is_floating_point():
+        raise InputError(f"Expected floating-point pixels, normalised as model.input_spec says; got {x.dtype}.")
+    H, W = x.shape[2:]
+    if c.pad_input:
+        return F.pad(x, (0, -W % P, 0, -H % P))     # right and bottom, with zeros
+    if H % P or W % P:
+        raise InputError(f"Expected an image height and width that are multiples of the patch size {P}; "
+                         f"got {H} x {W}. Resize to {max(H // P, 1) * P} x {max(W // P, 1) * P}, or create or "
+                         f"load the model with pad_input=True.")
+    return x
