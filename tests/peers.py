@@ -20,6 +20,6 @@ except RuntimeError:     # a torchvision whose own operators did load
 
 def peer(name: str) -> ModuleType:
     """Import a peer library, or skip the test where it is not installed."""
-    if importlib.util.find_spec(name.split(".")[0]) is None:
+    if importlib.util.find_spec(name.split(".", maxsplit=1)[0]) is None:
         pytest.skip(f"{name} is not installed")
     return importlib.import_module(name)

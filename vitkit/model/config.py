@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -52,7 +53,7 @@ def also_called(**second: str) -> Any:
     """
 
     def decorate(cls: type[C]) -> type[C]:
-        init = cls.__init__
+        init: Any = cls.__init__
 
         @functools.wraps(init)
         def renamed(self: C, **values: Any) -> None:
@@ -66,7 +67,7 @@ def also_called(**second: str) -> Any:
 
         cls.__init__ = renamed  # type: ignore[method-assign, assignment]
         for other, name in second.items():
-            setattr(cls, other, property(lambda self, name=name: getattr(self, name)))
+            setattr(cls, other, property(operator.attrgetter(name)))
         return cls
 
     return decorate
@@ -174,8 +175,7 @@ class ViTConfig:
     def _checked_pruned_heads(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         given = self.pruned_heads.items() if isinstance(self.pruned_heads, Mapping) else self.pruned_heads
         result = {}
-        for layer, heads in given:
-            layer, heads = int(layer), tuple(sorted({int(head) for head in heads}))
+        for layer, heads in ((int(layer), tuple(sorted({int(head) for head in heads}))) for layer, heads in given):
             if not 0 <= layer < self.num_hidden_layers:
                 raise ConfigError(f"pruned_heads names layer {layer}, but layers go from 0 to "
                                   f"{self.num_hidden_layers - 1}.")
@@ -318,13 +318,13 @@ NUMERICS: dict[str, dict[str, Any]] = {
 }
 
 
-def _shape(width: int, depth: int, mlp: int, heads: int) -> dict[str, int]:
+def _shape(width: int, depth: int, mlp: int, heads: int) -> dict[str, Any]:
     return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": mlp, "num_attention_heads": heads}
 
 
 # Table 1 of the paper (b, l, h), and the sizes its authors published later: "How to train your ViT?" (ti, s),
 # "Scaling Vision Transformers" (g, G), "Getting ViT in Shape" (so400m).
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "ti": _shape(192, 12, 768, 3),
     "s": _shape(384, 12, 1536, 6),
     "b": _shape(768, 12, 3072, 12),

@@ -120,8 +120,9 @@ class PositionEmbedding(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> PositionEmbedding:
         self._kept.clear()     # another device or type
-        return super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._kept.clear()
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **kwargs)

@@ -53,5 +53,5 @@ def prune_heads(model: ViT, heads: Mapping[int, Iterable[int]]) -> None:
         merged.setdefault(layer, set()).update(gone)
     config = dataclasses.replace(model.config, pruned_heads=tuple(merged.items()))  # type: ignore[arg-type]
     for layer, _ in config.pruned_heads:
-        _keep(model.blocks[layer].msa, config.heads_of(layer))  # type: ignore[union-attr, arg-type]
+        _keep(model.blocks[layer].msa, config.heads_of(layer))
     model.config = config

@@ -12,6 +12,7 @@ Where this differs from the paper:
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -133,11 +134,12 @@ class ViT(nn.Module):
         self.gradient_checkpointing = False     # set it to True to trade time for memory in training
         self.patch_embedding = PatchEmbedding(c)
         self.class_token = nn.Parameter(torch.zeros(1, 1, c.hidden_size)) if c.class_token else None
-        registers = c.num_register_tokens
-        self.register_tokens = nn.Parameter(torch.zeros(1, registers, c.hidden_size)) if registers else None
+        R = c.num_register_tokens
+        self.register_tokens = nn.Parameter(torch.zeros(1, R, c.hidden_size)) if R else None
         self.positions = PositionEmbedding(c.grid, c.hidden_size, int(c.class_token), c.position_resize)
         self.dropout = nn.Dropout(c.hidden_dropout_prob)
-        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.num_hidden_layers))
+        blocks = [Block(c, layer) for layer in range(c.num_hidden_layers)]
+        self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(c.hidden_size, eps=c.layer_norm_eps)
         self.pre_logits = nn.Linear(c.hidden_size, c.hidden_size) if c.pre_logits else None
         self.head = nn.Linear(c.hidden_size, c.num_classes) if c.num_classes else nn.Identity()
@@ -160,9 +162,8 @@ class ViT(nn.Module):
         z = self.encode(x, head_mask)
         if self.config.pool == "cls":
             return self.norm(z[:, 0])                                                     # Eq. 4   y = LN(z_L^0)
-        if self.config.norm_after_pool:
-            return self.norm(z[:, self.config.num_prefix_tokens:].mean(1))
-        return self.norm(z)[:, self.config.num_prefix_tokens:].mean(1)
+        z = z[:, self.config.num_prefix_tokens:]                                          # the patches' tokens
+        return self.norm(z.mean(1)) if self.config.norm_after_pool else self.norm(z).mean(1)
 
     def tokens(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
         """All tokens after the final LayerNorm, [B, T, D]: class token, registers, patches row by row."""
@@ -174,9 +175,7 @@ class ViT(nn.Module):
 
     def encode(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
         """z_L, [B, T, D]: what the last block gives."""
-        for z in self.states(x, head_mask):
-            pass                                # one state at a time: earlier ones are freed
-        return z
+        return deque(self.states(x, head_mask), maxlen=1)[0]     # one state at a time: earlier ones are freed
 
     def states(self, x: Tensor, head_mask: Tensor | None = None) -> Iterator[Tensor]:
         """Yield z_0, z_1, ..., z_L; each is computed when it is asked for."""
