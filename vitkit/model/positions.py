@@ -22,16 +22,14 @@ def _interpolate(**how: Any) -> Callable[[int, int], Tensor]:
     """A rule that is one of torch's own filters: its matrix is what it makes of the identity."""
 
     def matrix(old: int, new: int) -> Tensor:
-        one_hot = torch.eye(old).view(1, old, old, 1)                                     # [1, old, old, 1]
-        return F.interpolate(one_hot, size=(new, 1), **how)[0, :, :, 0].mT                # [new, old]
+        return F.interpolate(torch.eye(old)[None, None], size=(new, old), **how)[0, 0]    # [new, old]
 
     return matrix
 
 
 def _dinov2(old: int, new: int) -> Tensor:
     """DINOv2 passes a scale of (new + 0.1) / old instead of a size, which shifts every sample a little."""
-    one_hot = torch.eye(old).view(1, old, old, 1)
-    return F.interpolate(one_hot, scale_factor=((new + 0.1) / old, 1.0), mode="bicubic")[0, :, :, 0].mT
+    return F.interpolate(torch.eye(old)[None, None], scale_factor=((new + 0.1) / old, 1.0), mode="bicubic")[0, 0]
 
 
 RULES: dict[str, Callable[[int, int], Tensor]] = {
@@ -85,7 +83,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.grid, self.rule = grid, rule
         self.table = nn.Parameter(torch.zeros(1, prefix + grid[0] * grid[1], width))
-        self._kept: dict[Grid, tuple[int, Tensor]] = {}
+        self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}     # made of which table, at which version
 
     def forward(self, grid: Grid) -> Tensor:
         """E_pos for `grid`: [1, prefix + rows * columns, D]."""
@@ -93,8 +91,8 @@ class PositionEmbedding(nn.Module):
             return self.table
         wants_grad = torch.is_grad_enabled() and self.table.requires_grad
         if not torch.compiler.is_compiling() and not wants_grad and grid in self._kept:
-            version, kept = self._kept[grid]
-            if version == self.table._version:
+            table, version, kept = self._kept[grid]
+            if table is self.table and version == table._version:
                 return kept
         return resize(self.table, self.grid, grid, self.rule)
 
@@ -102,7 +100,7 @@ class PositionEmbedding(nn.Module):
     def remember(self, grid: Grid) -> None:
         """Keep the table of `grid` until the trained one changes."""
         if grid != self.grid and not self.table.is_inference():   # an inference tensor does not tell when it changes
-            self._kept[grid] = (self.table._version, resize(self.table, self.grid, grid, self.rule))
+            self._kept[grid] = self.table, self.table._version, resize(self.table, self.grid, grid, self.rule)
 
     @torch.no_grad()
     def regrid(self, grid: Grid) -> None:
