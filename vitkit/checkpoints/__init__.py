@@ -1,1 +1,10 @@
-"""."""
+"""Files of weights <-> model: one file a dialect, a dialect is a table of rules; safe reading, whole writing, the hub.
+
+What does not belong here: how a model computes (model), how images are prepared (data), training state (training).
+"""
+
+from __future__ import annotations
+
+from vitkit.checkpoints.dialects import DIALECTS, from_dialect, to_dialect
+
+__all__ = ["DIALECTS", "from_dialect", "to_dialect"]

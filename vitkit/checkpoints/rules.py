@@ -1,0 +1,250 @@
+"""What a dialect is: a table of rules between the engine's tensors and the names and layouts of a file.
+
+Legend: D width, h heads, d = D / h, P patch side, C channels, i block. Every rule works in both directions, and every
+tensor is accounted for on both sides: what a file has and no rule takes is an error, unless the dialect names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import CannotExpress, TensorMismatch
+from vitkit.model.config import ViTConfig
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one of our tensors lies in a file: in one piece or several, in another order of axes.
+
+    Args:
+        read: the file's pieces -> our tensor.
+        write: our tensor, config -> the file's pieces.
+    """
+
+    read: Callable[..., Tensor]
+    write: Callable[[Tensor, ViTConfig], Sequence[Tensor]]
+
+
+def _stack_kernels(*qkv: Tensor) -> Tensor:
+    return torch.cat([kernel.flatten(1).T for kernel in qkv])                             # 3 x [D, h, d] -> [3 h d, D]
+
+
+def _split_kernels(weight: Tensor, c: ViTConfig) -> list[Tensor]:
+    return [part.T.unflatten(1, (-1, c.head_size)) for part in weight.chunk(3)]
+
+
+SAME = Form(lambda t: t, lambda t, c: (t,))
+THREE = Form(lambda *qkv: torch.cat(qkv), lambda t, c: t.chunk(3))                        # q, k, v, each [h d, D]
+DENSE = Form(lambda kernel: kernel.T, lambda weight, c: (weight.T,))                      # [in, out] -> [out, in]
+CONV = Form(lambda k: k.permute(3, 2, 0, 1), lambda w, c: (w.permute(2, 3, 1, 0),))       # [P, P, C, D] -> [D, C, P, P]
+QKV_KERNEL = Form(_stack_kernels, _split_kernels)
+QKV_BIAS = Form(lambda *qkv: torch.cat([bias.flatten() for bias in qkv]),                 # 3 x [h, d] -> [3 h d]
+                lambda t, c: [part.unflatten(0, (-1, c.head_size)) for part in t.chunk(3)])
+OUT_KERNEL = Form(lambda kernel: kernel.flatten(0, 1).T,                                  # [h, d, D] -> [D, h d]
+                  lambda weight, c: (weight.T.unflatten(0, (-1, c.head_size)),))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of the engine, and where a file keeps it.
+
+    Args:
+        ours: name in the engine's state dict; `{i}` stands for the block.
+        theirs: name or names in the file.
+        form: how it lies there.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    form: Form = SAME
+
+
+def same(ours: str, theirs: str) -> tuple[Rule, ...]:
+    """The rule of one tensor that only changes its name."""
+    return (Rule(ours, (theirs,)),)
+
+
+def both(ours: str, theirs: str) -> tuple[Rule, ...]:
+    """The rules of a weight and a bias that only change their names."""
+    return tuple(Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in ("weight", "bias"))
+
+
+def three(ours: str, *theirs: str) -> tuple[Rule, ...]:
+    """The rules of the weight and bias of U_qkv in files that keep q, k and v apart."""
+    return tuple(Rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), THREE)
+                 for kind in ("weight", "bias"))
+
+
+# Tensors of architectures that are not the paper's, in any dialect: regular expression -> what it is.
+REFUSED: dict[str, str] = {
+    r"dist_token|head_dist\b|distillation_token|distillation_classifier|cls_classifier": "a distillation token (DeiT)",
+    r"attn_pool\.|MAPHead": "a MAP head (attention pooling)",
+    r"mlp\.(w12|w3|weights_in|weights_out|fc1_g|fc1_x)\b": "a SwiGLU MLP",
+    r"norm_pre\.|ln_pre\.|pre_layrnorm": "a LayerNorm before the first block (CLIP)",
+    r"post_?norm|norm\d?_post|ln_post": "LayerNorms after the branches (post-norm)",
+    r"attn\.norm\.|mlp\.norm\.|[qk]_norm\.": "extra LayerNorms inside a block",
+    r"rope|relative_position|rel_pos": "rotary or relative positions",
+    r"attn\.[qv]_bias": "separate q and v biases (BEiT)",
+    r"conv_root|gn_root|block\d+/unit|patch_embed\.backbone|embedder\.": "a ResNet stem (hybrid)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One public spelling of the same Vision Transformer.
+
+    Args:
+        name: its row in DIALECTS.
+        numerics: its row in NUMERICS: what its own library computes with.
+        suffixes: files it is written to; an empty string stands for a folder.
+        signature: names that a file of this dialect always has, after `respell`.
+        unless: whether these names, although they fit, are of a closer relative.
+        rules: the table.
+        respell: other spellings of this dialect, regular expression -> the table's spelling.
+        prepare: reading: brings other structures of this dialect into the table's (names and shapes as in `rules`).
+        finish: writing: what depends on more than one tensor.
+        hints: fields of ViTConfig that names and shapes give away and the engine's own tensors do not.
+        unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
+        refused: tensors of architectures that are not the paper's, regular expression -> what they are.
+    """
+
+    name: str
+    numerics: str
+    suffixes: tuple[str, ...]
+    signature: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    unless: Callable[[AbstractSet[str]], bool] = lambda names: False
+    respell: tuple[tuple[str, str], ...] = ()
+    prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    finish: Callable[[Tensors, ViTConfig], Tensors] = lambda tensors, config: tensors
+    hints: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda tensors: {}
+    unused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=lambda: REFUSED)
+
+    def spelled(self, name: str) -> str:
+        """A file's name of a tensor in the spelling of the table."""
+        for pattern, replacement in self.respell:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def recognises(self, names: Iterable[str]) -> bool:
+        """Whether a file with these tensor names is of this dialect."""
+        spelled = {self.spelled(name) for name in names}
+        return spelled.issuperset(self.signature) and not self.unless(spelled)
+
+    def in_file(self, ours: str) -> str:
+        """Where a file of this dialect keeps one of our tensors, for messages."""
+        for rule in self.rules:
+            if match := _pattern(rule.ours).fullmatch(ours):
+                return ", ".join(name.replace("{i}", match.groupdict().get("i") or "") for name in rule.theirs)
+        return ours
+
+    def read(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, Any], list[str]]:
+        """Translate a file's tensors into the engine's.
+
+        Args:
+            tensors: everything that the file holds.
+
+        Returns:
+            The engine's tensors; fields of ViTConfig that the names give away; names of tensors that were accounted
+            for but are not used.
+
+        Raises:
+            CannotExpress: the file holds an architecture that the engine does not have.
+            TensorMismatch: a tensor that no rule takes, or one of a shape that its rule cannot take.
+        """
+        for name in tensors:
+            if what := _found(self.refused, name):
+                raise CannotExpress(f"This checkpoint has {what}, which vitkit does not run: tensor {name!r}. "
+                                    f"Use a checkpoint without it.")
+        spelled = {self.spelled(name): tensor for name, tensor in tensors.items()}
+        if len(spelled) != len(tensors):
+            names = [self.spelled(name) for name in tensors]
+            raise TensorMismatch(f"The file spells tensor {next(n for n in names if names.count(n) > 1)!r} twice; "
+                                 f"expected each tensor once.")
+        hints, left = self.hints(spelled), self.prepare(spelled)
+        found: Tensors = {}
+        for rule in self.rules:
+            for i in _blocks(rule.theirs[0], left):
+                names = [name.replace("{i}", i) for name in rule.theirs]
+                if missing := [name for name in names if name not in left]:
+                    raise TensorMismatch(f"The file has {names[0]!r} but lacks {_few(missing)}; it is incomplete.")
+                parts = [left.pop(name) for name in names]
+                try:
+                    found[rule.ours.replace("{i}", i)] = rule.form.read(*parts).contiguous()
+                except (RuntimeError, IndexError):
+                    shapes = ", ".join(str(list(part.shape)) for part in parts)
+                    raise TensorMismatch(f"{_few(names)} of shape {shapes} cannot be read as "
+                                         f"{rule.ours.replace('{i}', i)!r} of this dialect ({self.name}).") from None
+        unused = [name for name in left if _found(self.unused, name)]
+        if extra := [name for name in left if name not in unused]:
+            raise TensorMismatch(f"The file holds {len(extra)} tensors that the {self.name} dialect has no place for: "
+                                 f"{_few(extra)}. Remove them, or name the right dialect.")
+        return found, hints, unused
+
+    def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> Tensors:
+        """Translate the engine's tensors into a file's; every one of them must have a rule."""
+        left, result = dict(state), Tensors()
+        for rule in self.rules:
+            for i in _blocks(rule.ours, left):
+                parts = rule.form.write(left.pop(rule.ours.replace("{i}", i)), config)
+                for name, part in zip(rule.theirs, parts, strict=True):
+                    result[name.replace("{i}", i)] = part
+        if left:
+            raise CannotExpress(f"The {self.name} dialect has no place for {_few(list(left))}.")
+        return self.finish(result, config)
+
+
+def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], dialect: Dialect) -> None:
+    """The engine's side of the account: nothing missing, nothing left over, every shape right.
+
+    Args:
+        state: tensors by the engine's names.
+        expected: what the model has, and its shapes.
+        dialect: whose spelling the messages use.
+
+    Raises:
+        TensorMismatch: names the tensors and both shapes.
+    """
+    if missing := [name for name in expected if name not in state]:
+        raise TensorMismatch(f"The file lacks {len(missing)} of the model's {len(expected)} tensors: "
+                             f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or of another "
+                             f"architecture than stated.")
+    if extra := [name for name in state if name not in expected]:
+        raise TensorMismatch(f"The file holds {len(extra)} tensors that the model as configured does not have: "
+                             f"{_few([dialect.in_file(name) for name in extra])}.")
+    for name, shape in expected.items():
+        if state[name].shape != shape:
+            raise TensorMismatch(f"Expected {dialect.in_file(name)!r} to give {list(shape)} ({name}); got "
+                                 f"{list(state[name].shape)}. The file and its configuration do not belong together.")
+
+
+def _found(patterns: Mapping[str, str], name: str) -> str:
+    """What the first pattern that occurs in the name stands for; an empty string where none does."""
+    return next((what for pattern, what in patterns.items() if re.search(pattern, name)), "")
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(r"\{i\}", r"(?P<i>\d+)"))
+
+
+def _blocks(template: str, names: AbstractSet[str] | Mapping[str, Tensor]) -> list[str]:
+    """The values of {i} for which the template is among the names; [""] or [] where the template has none."""
+    if "{i}" not in template:
+        return [""] if template in names else []
+    pattern = _pattern(template)
+    return [match["i"] for name in list(names) if (match := pattern.fullmatch(name))]
+
+
+def _few(names: Sequence[str], count: int = 4) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(repr(name) for name in names[:count]) + more

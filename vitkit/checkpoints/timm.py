@@ -1,0 +1,97 @@
+"""timm: `timm.models.VisionTransformer`; DINO, MAE and DeiT (without distillation token) spell the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.checkpoints.rules import Dialect, Tensors, both, same
+from vitkit.model.config import ViTConfig
+
+RULES = (
+    *both("patch_embedding.projection", "patch_embed.proj"),
+    *same("class_token", "cls_token"),
+    *same("register_tokens", "reg_token"),
+    *same("positions.table", "pos_embed"),
+    *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *both("blocks.{i}.msa.qkv", "blocks.{i}.attn.qkv"),
+    *both("blocks.{i}.msa.out", "blocks.{i}.attn.proj"),
+    *same("blocks.{i}.residual1.gamma", "blocks.{i}.ls1.gamma"),
+    *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    *both("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
+    *both("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
+    *same("blocks.{i}.residual2.gamma", "blocks.{i}.ls2.gamma"),
+    *both("norm", "norm"),
+    *both("head", "head"),
+)
+
+
+def fill_positions(table: Tensor, class_token: bool, registers: int) -> tuple[Tensor, Tensor | None]:
+    """Positions [1, class + N, D] of a table that leaves the class token out or has rows for registers too.
+
+    Args:
+        table: [1, rows, D]; which rows it has shows in their number, as N is a square.
+        class_token: whether the model has a class token.
+        registers: the number of registers.
+
+    Returns:
+        The positions, and those of the registers, which are to be added to them (None where there are none).
+    """
+    rows, prefix = table.shape[1], int(class_token) + registers
+    square = [n for n in (prefix, int(class_token), 0) if rows > n and round((rows - n) ** 0.5) ** 2 == rows - n]
+    if registers and square and square[0] == prefix:
+        return torch.cat([table[:, :class_token], table[:, prefix:]], dim=1), table[:, int(class_token):prefix]
+    if class_token and square and square[0] == 0:         # its position is already in the class token
+        return torch.cat([torch.zeros_like(table[:, :1]), table], dim=1), None
+    return table, None
+
+
+def _prepare(tensors: Tensors) -> Tensors:
+    if "norm.weight" not in tensors:
+        tensors = {name.removeprefix("fc_") if name.startswith("fc_norm.") else name: t for name, t in tensors.items()}
+    if "pos_embed" in tensors and tensors["pos_embed"].dim() == 3:
+        registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+        table, extra = fill_positions(tensors["pos_embed"], "cls_token" in tensors, registers)
+        tensors["pos_embed"] = table
+        if extra is not None:
+            tensors["reg_token"] = tensors["reg_token"] + extra
+    return tensors
+
+
+def _finish(tensors: Tensors, config: ViTConfig) -> Tensors:
+    """timm adds positions to registers too, and calls a LayerNorm after the mean `fc_norm`."""
+    if config.num_register_tokens:
+        table, n = tensors["pos_embed"], int(config.class_token)
+        none = table.new_zeros(1, config.num_register_tokens, config.hidden_size)
+        tensors["pos_embed"] = torch.cat([table[:, :n], none, table[:, n:]], dim=1)
+    if config.norm_after_pool:
+        return {(f"fc_{name}" if name.startswith("norm.") else name): t for name, t in tensors.items()}
+    return tensors
+
+
+def _hints(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {"pool": "mean", "norm_after_pool": True} if "fc_norm.weight" in tensors else {}
+
+
+def of_dinov2(names: AbstractSet[str]) -> bool:
+    """Whether these names in timm's spelling are Meta's DINOv2 (MAE's full files have a mask token and a decoder)."""
+    return "register_tokens" in names or ("mask_token" in names and "decoder_pos_embed" not in names)
+
+
+TIMM = Dialect(
+    name="timm",
+    numerics="timm",
+    suffixes=(".pth", ".pt", ".bin", ".safetensors"),
+    signature=("patch_embed.proj.weight", "blocks.0.attn.qkv.weight"),
+    unless=of_dinov2,
+    rules=RULES,
+    respell=((r"^backbone\.", ""),),
+    prepare=_prepare,
+    finish=_finish,
+    hints=_hints,
+    unused={r"^head\.(mlp|last_layer)\.": "DINO's projection head", r"^(decoder_|mask_token$)": "MAE's decoder"},
+)
