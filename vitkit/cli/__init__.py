@@ -11,11 +11,13 @@ from typing import Any
 
 import typer
 
-from vitkit.cli import models
+from vitkit.cli import demo, describe, models
 from vitkit.errors import VitkitError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "demo": demo.demo,
     "models": models.models,
+    "describe": describe.describe,
 }
 
 app = typer.Typer(

@@ -1,0 +1,149 @@
+"""Who may import whom: DESIGN's table, as a test. Imports flow one way, and heavy libraries have one owner each."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitkit
+
+ROOT = Path(vitkit.__file__).parent
+
+# room -> rooms of ours that it may import
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "seeds": set(),
+    "model": {"errors"},
+    "paper": {"errors"},
+    "huggingface": {"errors", "model.config"},
+    "checkpoints": {"errors", "model"},
+    "data": {"errors", "model.config"},
+    "explain": {"errors", "model"},
+    "jobs": {"errors", "model", "checkpoints", "data", "explain"},
+    "cli": {"errors", "model", "checkpoints", "data", "explain", "jobs"},
+    "__main__": {"cli"},
+}
+# third-party package -> where it may be imported
+OWNERS: dict[str, set[str]] = {
+    "matplotlib": {"explain/draw.py"},
+    "accelerate": {"engine.py"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "huggingface_hub": {"checkpoints"},
+    "safetensors": {"checkpoints"},
+    "sklearn": {"data", "features", "jobs"},
+    "torchvision": set(),
+    "timm": {"checkpoints/verify.py"},
+    "transformers": {"checkpoints/verify.py"},
+}
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    """(module, line) of every import in a file, `if TYPE_CHECKING` blocks apart."""
+    found: list[tuple[str, int]] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.Import):
+            found.extend((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: import by full name"
+            found.extend((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def room(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {room(path) for path in FILES} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports(path: Path) -> None:
+    allowed = MAY_IMPORT[room(path)] | {room(path)}
+    for module, line in imports(ROOT / path):
+        head, _, rest = module.partition(".")
+        if head == "vitkit" and rest:
+            assert any(f"{rest}.".startswith(f"{name}.") for name in allowed), \
+                f"vitkit/{path}:{line} imports {module}; {room(path)} may import {sorted(allowed)}"
+        if head in OWNERS:
+            assert any(str(path) == owner or path.parts[0] == owner for owner in OWNERS[head]), \
+                f"vitkit/{path}:{line} imports {head}; only {sorted(OWNERS[head])} may"
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent for p in ROOT.rglob("__init__.py") if p.parent != ROOT), ids=str)
+def test_rooms_open_with_what_belongs(folder: Path) -> None:
+    words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert "does not belong" in words, f"{folder.name}/__init__.py: say what belongs here and what does not"
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_lazy() -> None:
+    assert run("import sys, vitkit; print('torch' in sys.modules, 'numpy' in sys.modules)") == "False False"
+
+
+def test_model_needs_nothing_optional() -> None:
+    """The accelerator path runs where typer, matplotlib, scikit-learn, accelerate and the hub's client are not."""
+    code = """
+import sys
+for name in ("typer", "rich", "matplotlib", "sklearn", "accelerate", "huggingface_hub", "jinja2", "tensorboard"):
+    sys.modules[name] = None
+import torch, vitkit
+from vitkit import ViT, ViTConfig, create, load, save
+print(tuple(create("vit-ti/16", num_classes=2)(torch.zeros(1, 3, 224, 224)).shape))
+"""
+    assert run(code) == "(1, 2)"
+
+
+def test_help_imports_no_torch() -> None:
+    code = """
+import sys
+from vitkit.cli import app
+try:
+    app(["--help"])
+except SystemExit:
+    pass
+print('torch' in sys.modules)
+"""
+    assert run(code).splitlines()[-1] == "False"
+
+
+def test_listing_models_imports_no_torch() -> None:
+    code = """
+import sys
+from vitkit.cli import app
+try:
+    app(["models"])
+except SystemExit:
+    pass
+print('torch' in sys.modules)
+"""
+    assert run(code).splitlines()[-1] == "False"
+
+
+def test_public_names_exist_and_are_documented() -> None:
+    for name in vitkit.__all__:
+        assert hasattr(vitkit, name)
+        if name != "__version__":
+            assert getattr(vitkit, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        vitkit.nothing  # noqa: B018

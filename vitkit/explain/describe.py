@@ -1,0 +1,85 @@
+"""What a model is made of: every module with its shapes and parameters.
+
+Nothing is computed: the model is built and run on the meta device, where tensors have shapes but no numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import ViT
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One module.
+
+    Args:
+        name: where it is in the model (`blocks.0.msa.qkv`); empty for the model itself.
+        kind: its class.
+        input: shape of what comes in.
+        output: shape of what goes out.
+        parameters: how many numbers it holds, its parts included.
+        trainable: whether training would change any of them; None where there are none.
+    """
+
+    name: str
+    kind: str
+    input: Shape
+    output: Shape
+    parameters: int
+    trainable: bool | None
+
+    @property
+    def depth(self) -> int:
+        """How many modules it is inside of."""
+        return self.name.count(".") + 1 if self.name else 0
+
+
+def _shape(value: Any) -> Shape:
+    while isinstance(value, tuple) and value and not isinstance(value[0], int):
+        value = value[0]
+    return tuple(value.shape if isinstance(value, Tensor) else value)
+
+
+def meta(config: ViTConfig, batch: int = 1) -> tuple[ViT, Tensor]:
+    """A model and an image of its size, both without numbers."""
+    with torch.device("meta"):
+        return ViT(config).eval(), torch.empty(batch, config.num_channels, *config.image_hw)
+
+
+def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
+    """Every module of a model, in the order in which an image meets it.
+
+    Args:
+        config: the architecture.
+        batch: B, images at once.
+    """
+    model, x = meta(config, batch)
+    shapes: dict[nn.Module, list[Shape]] = {}
+
+    def entered(module: nn.Module, given: Any) -> None:
+        shapes.setdefault(module, [_shape(given)])
+
+    def left(module: nn.Module, _given: Any, result: Any) -> None:
+        shapes[module].append(_shape(result))
+
+    for module in model.modules():
+        module.register_forward_pre_hook(entered)
+        module.register_forward_hook(left)
+    model(x)
+    names = {module: name for name, module in model.named_modules()}
+    rows = []
+    for module, (given, result, *_) in shapes.items():
+        trains = [p.requires_grad for p in module.parameters()]
+        rows.append(Row(name=names[module], kind=type(module).__name__, input=given, output=result,
+                        parameters=sum(p.numel() for p in module.parameters()),
+                        trainable=any(trains) if trains else None))
+    return rows
