@@ -1,0 +1,92 @@
+"""The command line as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from vitkit.cli import app
+
+FROZEN = Path(__file__).with_name("command_line.json")
+
+
+def vitkit(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vitkit", *args], capture_output=True, text=True, check=False, cwd=cwd,
+                          env=os.environ | {"COLUMNS": "160"})
+
+
+def command_line() -> dict[str, list[str]]:
+    """{command: its arguments and options}."""
+    group = typer.main.get_command(app)
+    return {name: sorted("/".join(sorted(option.opts)) for option in command.params)
+            for name, command in sorted(group.commands.items())}  # type: ignore[attr-defined]
+
+
+def test_the_command_line_is_frozen() -> None:
+    """A change here is a change for users: write it into CHANGELOG.md, then into command_line.json."""
+    assert command_line() == json.loads(FROZEN.read_text(encoding="utf-8"))
+
+
+def test_every_command_has_help() -> None:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None) or parameter.name == "help", (name, parameter.name)
+
+
+def test_models() -> None:
+    done = vitkit("models")
+    assert done.returncode == 0
+    row = next(line for line in done.stdout.splitlines() if "vit-b/16" in line)
+    assert row.split() == ["vit-b/16", "12", "768", "3072", "12", "16", "86,567,656", "35.1"]
+    assert json.loads(vitkit("models", "--json").stdout)["vit-h/14"]["parameters"] == 632_045_800
+
+
+def test_describe(tmp_path: Path) -> None:
+    done = vitkit("describe", "vit-ti/16", "--image-size", "384x224", "--classes", "3", "--draw", str(tmp_path / "d"))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["projection", "Conv2d", "[1,", "3,", "384,", "224]", "[1,", "192,", "24,", "14]", "147,648", "yes"] in lines
+    assert sum("qkv" in line for line in lines) == 12
+    for name in ("classes", "overview"):
+        svg = (tmp_path / "d" / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.startswith("<svg")
+        assert "336" in svg
+
+
+def test_demo(tmp_path: Path) -> None:
+    done = vitkit("demo", "--model", "vit-ti/16", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "random" in done.stdout
+    for words in ("[1, 3, 224, 224]", "[1, 196, 768]", "[1, 197, 192]", "Eq. 4  [1, 192]"):
+        assert words in done.stdout
+    assert (tmp_path / "here" / "patches.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["describe", "vit-x/16"], ["Unknown variant 'vit-x/16'", "did you mean"]),
+    (["describe", "vit-b/16", "--image-size", "225"], ["225", "multiple"]),
+    (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
+    (["demo", "--model", "nothing"], ["Unknown variant"]),
+    (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
+])
+def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
+    done = vitkit(*args)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    done = subprocess.run(f"{sys.executable} -m vitkit describe vit-b/16 | head -1", shell=True, capture_output=True,
+                          text=True, check=False)
+    assert "Traceback" not in done.stderr
