@@ -43,7 +43,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def test_what_does_not_run_is_frozen() -> None:
-    found = {page.name: [b.code.splitlines()[0].split("#")[0].strip() for b in blocks(page) if b.reason] for page in PAGES}
+    found = {page.name: [block.code.splitlines()[0].split("#")[0].strip() for block in blocks(page) if block.reason]
+             for page in PAGES}
     assert {name: lines for name, lines in found.items() if lines} == NO_RUN
 
 
