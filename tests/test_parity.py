@@ -450,6 +450,7 @@ def test_gradient_checkpointing_gives_equal_gradients():
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")     # inductor's own imports
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_whole_equals_eager(backend):
     engine, x, other = filled(TINY), pixels(TINY), pixels(TINY, size=(40, 32))
