@@ -1,1 +1,21 @@
-"""."""
+"""IMAGES -> BATCHES: sources, decoding, preprocessing, augmentation, data order, the loader, its cache and the doctor.
+
+What does not belong here: anything that knows a model beyond its InputSpec, a loss, a metric, or a device's precision.
+"""
+
+from __future__ import annotations
+
+from vitkit.data.augment import Augment, augment
+from vitkit.data.base import Source, stratified
+from vitkit.data.decode import decode
+from vitkit.data.loader import Batch, EvalLoader, TrainLoader
+from vitkit.data.mix import Mix
+from vitkit.data.order import Order, rng, share
+from vitkit.data.preprocess import normalize, pixels, preprocess
+from vitkit.data.sources import SOURCES, open_source, open_splits
+
+__all__ = [
+    "SOURCES", "Augment", "Batch", "EvalLoader", "Mix", "Order", "Source", "TrainLoader",
+    "augment", "decode", "normalize", "open_source", "open_splits", "pixels",
+    "preprocess", "rng", "share", "stratified",
+]

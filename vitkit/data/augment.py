@@ -1,0 +1,176 @@
+"""An image -> a training sample: pure functions of (image, rng), so that (seed, epoch, index) decides every pixel.
+
+The order is RandomResizedCrop, flip, RandAugment or colour jitter, random erasing; all on 8-bit pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.decode import Box, Raw, decode, header, region, upright_size
+from vitkit.data.order import Array
+from vitkit.data.preprocess import pixels, resize_tensor
+from vitkit.data.randaugment import blend_gray, brightness, contrast, rand_augment
+from vitkit.errors import ConfigError
+from vitkit.model import checks
+from vitkit.model.config import InputSpec, Interpolation
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """How training images are varied.
+
+    Args:
+        scale: share of the image's area that a random crop takes, least and most; None keeps the evaluation's resize.
+        ratio: width / height of a random crop, least and most.
+        interpolation: filter of the resize; None takes the InputSpec's.
+        flip: probability of a horizontal flip.
+        color_jitter: most by which brightness, contrast and saturation change (0.4: a factor of 0.6 to 1.4).
+        rand_layers: operations of RandAugment on each image; 0 for none.
+        rand_magnitude: their strength, 10 being the authors' full scale; larger goes beyond it.
+        erase: probability that a rectangle is erased.
+        erase_area: share of the image's area that is erased, least and most.
+        erase_fill: `mean` paints the rectangle in the mean colour, `noise` in random pixels.
+    """
+
+    scale: tuple[float, float] | None = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Interpolation | None = None
+    flip: float = 0.5
+    color_jitter: float = 0.0
+    rand_layers: int = 0
+    rand_magnitude: float = 10.0
+    erase: float = 0.0
+    erase_area: tuple[float, float] = (0.02, 1 / 3)
+    erase_fill: str = "mean"
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "erase"):
+            checks.number(name, getattr(self, name), 0, 1)
+        for name in ("color_jitter", "rand_magnitude"):
+            checks.number(name, getattr(self, name), 0)
+        checks.whole("rand_layers", self.rand_layers, 0)
+        for name in ("scale", "ratio", "erase_area"):
+            value = getattr(self, name)
+            if value is None and name == "scale":
+                continue
+            object.__setattr__(self, name, tuple(value))
+            top = math.inf if name == "ratio" else 1.0
+            if len(value) != 2 or not 0 < value[0] <= value[1] <= top:
+                raise ConfigError(f"{name} must be (least, most) with 0 < least <= most"
+                                  f"{' <= 1' if top == 1 else ''}; got {value!r}.")
+        if self.erase_fill not in ("mean", "noise"):
+            raise ConfigError(f"erase_fill must be 'mean' or 'noise'; got {self.erase_fill!r}.")
+        if self.interpolation == "lanczos":
+            raise ConfigError("interpolation of training crops is bilinear, bicubic or nearest; got 'lanczos'.")
+
+
+def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "image") -> Tensor:
+    """One training sample: [H, W, C] uint8.
+
+    Args:
+        raw: an encoded file's bytes, or a decoded image.
+        spec: what the model expects.
+        how: which variations.
+        rng: the sample's own generator; nothing else decides.
+        name: what to call the image in an error.
+
+    Raises:
+        BadImage: names the image.
+    """
+    if how.scale is None:
+        x = pixels(decode(raw, name), spec, name)
+    else:
+        opened = header(raw, name) if isinstance(raw, bytes) else raw
+        if isinstance(raw, bytes) and opened.format != "JPEG":      # only a JPEG gains from being opened alone
+            raw = opened = decode(raw, name)
+        box = random_box(*upright_size(opened), how.scale, how.ratio, rng)
+        cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean),
+                     opened if isinstance(raw, bytes) else None)
+        filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
+        x = resize_tensor(torch.from_numpy(cut), spec.size, filter_)
+    if rng.random() < how.flip:
+        x = x.flip(1)
+    if (how.rand_layers or how.color_jitter) and spec.channels != "raw":
+        array = x.contiguous().numpy()
+        image = Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
+        if how.rand_layers:
+            image = rand_augment(image, how.rand_layers, how.rand_magnitude, rng)
+        if how.color_jitter:
+            image = color_jitter(image, how.color_jitter, rng)
+        array = np.array(image)
+        x = torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
+    if rng.random() < how.erase:
+        x = random_erase(x, how.erase_area, how.erase_fill, spec, rng)
+    return x
+
+
+def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: Rng) -> Box:
+    """The box of a RandomResizedCrop: ten tries at an area and an aspect ratio, else the largest centred box.
+
+    Args:
+        width: of the image.
+        height: of the image.
+        scale: share of the area, least and most.
+        ratio: width / height, least and most; drawn evenly on a logarithmic scale.
+        rng: the sample's generator.
+    """
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+            return left, top, left + w, top + h
+    w = min(width, max(round(height * ratio[1]), 1)) if width / height > ratio[1] else width
+    h = min(height, max(round(width / ratio[0]), 1)) if width / height < ratio[0] else height
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def color_jitter(image: Image.Image, strength: float, rng: Rng) -> Image.Image:
+    """Change brightness, contrast and saturation, each by its own factor, in a random order.
+
+    Args:
+        image: RGB or L.
+        strength: factors lie between 1 - strength (not below 0) and 1 + strength.
+        rng: the sample's generator.
+    """
+    factors = rng.uniform(max(0.0, 1 - strength), 1 + strength, 3)
+    for which in rng.permutation(3):
+        image = (brightness, contrast, blend_gray)[which](image, float(factors[which]))
+    return image
+
+
+def random_erase(x: Tensor, area: tuple[float, float], fill: str, spec: InputSpec, rng: Rng) -> Tensor:
+    """Paint over one random rectangle.
+
+    Args:
+        x: [H, W, C] uint8; not changed.
+        area: share of the image's area, least and most.
+        fill: `mean` or `noise` (normal, with the spec's mean and std).
+        spec: its mean and std are the colours.
+        rng: the sample's generator.
+    """
+    H, W, C = x.shape
+    for _ in range(10):
+        wanted = H * W * rng.uniform(*area)
+        aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
+        h, w = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
+        if 0 < h < H and 0 < w < W:
+            top, left = int(rng.integers(0, H - h + 1)), int(rng.integers(0, W - w + 1))
+            colour: Array = np.broadcast_to(np.asarray(spec.mean), (h, w, C))
+            if fill == "noise":
+                colour = colour + rng.standard_normal((h, w, C)) * np.asarray(spec.std)
+            x = x.clone(memory_format=torch.contiguous_format)
+            x[top:top + h, left:left + w] = torch.from_numpy(np.rint(colour * 255).clip(0, 255).astype(np.uint8))
+            return x
+    return x

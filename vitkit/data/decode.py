@@ -1,0 +1,218 @@
+"""Bytes -> an 8-bit image, by declared rules; what cannot be read is named, never replaced by black.
+
+    EXIF orientation    applied
+    animation           the first frame
+    alpha               dropped: the stored colours count, as in timm and torchvision
+    palette, CMYK, ...  converted by Pillow; colour profiles are ignored
+    16-bit gray         divided by 257 and rounded (65535 becomes 255); 32-bit whole numbers are taken for 16-bit ones
+    floating point      0..1 becomes 0..255
+    over MAX_PIXELS     refused before a pixel is decoded
+
+Evaluation sees the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
+never below the size that is wanted: `region`. Where simplejpeg is installed it decodes both; its pixels are the same.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vitkit.errors import BadImage
+from vitkit.model.config import Channels
+
+try:
+    import simplejpeg  # type: ignore[import-untyped,import-not-found,unused-ignore]
+except ImportError:      # an accelerator: nothing but speed depends on it
+    simplejpeg = None
+
+Raw = bytes | Image.Image               # what a source holds: an encoded file, or pixels
+Array = np.ndarray[Any, np.dtype[Any]]
+Box = tuple[int, int, int, int]         # left, top, right, bottom
+
+MAX_PIXELS = 178_956_970                # Pillow's own limit, above which it refuses to open a file
+ORIENTATION = 0x0112                    # the EXIF tag
+READY = ("RGB", "L", "RGBA", "LA")      # the modes that `decode` returns
+TURNED = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+          8: Image.Transpose.ROTATE_90}
+
+
+def reason(error: BaseException) -> str:
+    """Why a file could not be decoded, in words."""
+    text = str(error).strip().replace("\n", " ")
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image in a format that Pillow reads"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"declares more than {MAX_PIXELS // 10**6} megapixels (a decompression bomb?)"
+    if isinstance(error, EOFError):
+        return "truncated: the file ends before the image does"
+    if "truncated" in text.lower() or "unexpected end" in text.lower():
+        return f"truncated: {text}"
+    return f"{text or type(error).__name__}"
+
+
+def bad(name: str, why: str) -> BadImage:
+    """The error of one image: its name, the reason, and what to do."""
+    return BadImage(f"{name}: {why}. Repair or remove it, see `vitkit doctor`, or train with --bad-images skip.")
+
+
+def header(raw: bytes, name: str) -> Image.Image:
+    """Open an encoded image without decoding it.
+
+    Args:
+        raw: the file's bytes.
+        name: what to call it in an error.
+
+    Raises:
+        BadImage: empty, of no known format, or larger than MAX_PIXELS.
+    """
+    if not raw:
+        raise bad(name, "the file is empty (0 bytes)")
+    try:
+        with warnings.catch_warnings():       # Pillow's remarks on damaged metadata and on sizes below our limit
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(raw))
+    except Exception as error:
+        raise bad(name, reason(error)) from error
+    if image.width * image.height > MAX_PIXELS:
+        raise bad(name, f"declares {image.width} x {image.height} pixels, more than {MAX_PIXELS // 10**6} megapixels "
+                        f"(a decompression bomb?)")
+    return image
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 when there is none or it is nonsense."""
+    if "exif" not in image.info and image.format == "JPEG":
+        return 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = image.getexif().get(ORIENTATION, 1)
+    except Exception:      # damaged metadata says nothing about the pixels
+        return 1
+    return value if value in TURNED else 1
+
+
+def eight_bit(image: Image.Image, name: str) -> Image.Image:
+    """Bring a decoded image to 8 bits in one of the READY modes, by the rules above."""
+    mode = image.mode
+    if mode in READY:
+        return image
+    if mode == "P":      # Pillow warns when transparency is lost on the direct way
+        return image.convert("RGBA") if "transparency" in image.info else image.convert("RGB")
+    if mode == "1":
+        return image.convert("L")
+    if mode.startswith("I") or mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = 1.0 if mode == "F" else 65535.0
+        if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
+            raise bad(name, f"mode {mode} holds values from {values.min():g} to {values.max():g}; "
+                            f"0 to {top:g} can be turned into 8 bits")
+        return Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def decode(raw: Raw, name: str = "image") -> Image.Image:
+    """Decode at full size, turned upright, in 8 bits (mode RGB, L, RGBA or LA).
+
+    Args:
+        raw: an encoded file's bytes, or an image that is decoded already.
+        name: what to call it in an error.
+
+    Raises:
+        BadImage: names the image and says why.
+    """
+    image = opened = header(raw, name) if isinstance(raw, bytes) else raw
+    try:
+        fast = _turbo(raw, image, 1) if isinstance(raw, bytes) else None
+        if fast is not None:
+            image = Image.frombuffer("RGB", (fast.shape[1], fast.shape[0]), fast, "raw", "RGB", 0, 1)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                image.load()
+        turn = orientation(opened)      # after load: a PNG's metadata may stand behind its pixels
+        image = eight_bit(image, name)
+        return image.transpose(TURNED[turn]) if turn != 1 else image
+    except BadImage:
+        raise
+    except Exception as error:
+        raise bad(name, reason(error)) from error
+
+
+def to_channels(image: Image.Image, channels: Channels, count: int, name: str = "image") -> Image.Image:
+    """Convert a decoded image to what a model is fed.
+
+    Args:
+        image: of one of the READY modes.
+        channels: `rgb`, `gray`, or `raw`: the image's own channels, which must be `count`.
+        count: channels the model takes.
+        name: what to call it in an error.
+    """
+    mode = {"rgb": "RGB", "gray": "L"}.get(channels, image.mode)
+    if channels == "raw" and len(image.getbands()) != count:
+        raise bad(name, f"has {len(image.getbands())} channels ({image.mode}), the model takes {count}")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) that `decode` would return for an opened image."""
+    width, height = image.size
+    return (height, width) if orientation(image) >= 5 else (width, height)
+
+
+def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Channels, count: int,
+           opened: Image.Image | None = None) -> Array:
+    """Decode one region for training; a JPEG that is far larger than wanted is decoded at a fraction of its size.
+
+    Args:
+        raw: an encoded file's bytes, or a decoded image.
+        name: what to call it in an error.
+        box: the region, in pixels of the upright image at full size.
+        size: (height, width) that the region will be resized to.
+        channels: see `to_channels`.
+        count: see `to_channels`.
+        opened: `header(raw, name)` where the caller has it already.
+
+    Returns:
+        [height, width, channels] uint8, not yet resized.
+    """
+    if isinstance(raw, bytes):
+        image = opened or header(raw, name)
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation(image) == 1
+        left, top, right, bottom = box
+        s = max((s for s in (8, 4, 2) if right - left >= s * size[1] and bottom - top >= s * size[0]), default=1)
+        if plain and (s > 1 or simplejpeg is not None):
+            full = image.size
+            try:
+                pixels = _turbo(raw, image, s) if channels == "rgb" else None
+                if pixels is None:
+                    image.draft(image.mode, (-(-full[0] // s), -(-full[1] // s)))
+                    image.load()
+            except Exception as error:
+                raise bad(name, reason(error)) from error
+            now = (pixels.shape[1], pixels.shape[0]) if pixels is not None else image.size
+            box = (left * now[0] // full[0], top * now[1] // full[1],
+                   -(-right * now[0] // full[0]), -(-bottom * now[1] // full[1]))
+            if pixels is not None:
+                return pixels[box[1]:box[3], box[0]:box[2]]
+            raw = image
+    cut = to_channels(decode(raw, name).crop(box), channels, count, name)
+    array = np.array(cut)
+    return array[:, :, None] if array.ndim == 2 else array
+
+
+def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
+    """Decode a plain colour JPEG at 1/s of its size, or None where Pillow has to judge."""
+    if simplejpeg is None or image.format != "JPEG" or image.mode != "RGB":
+        return None
+    try:
+        return simplejpeg.decode_jpeg(
+            raw, "RGB", min_width=-(-image.width // s) if s > 1 else 0,
+            min_height=-(-image.height // s) if s > 1 else 0, strict=True)
+    except ValueError:      # damaged: whether it is an error, and which, is for Pillow to say
+        return None

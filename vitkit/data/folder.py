@@ -1,0 +1,130 @@
+"""A folder of images: train/<class>/*.jpg with val/ or test/ beside it, or <class>/*.jpg alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.base import Source, Splits
+from vitkit.data.names import Names, natural
+from vitkit.data.order import Array
+from vitkit.errors import BadImage, DataError
+
+# The folder names that mean a split, in the order in which they are looked for.
+SPLIT_FOLDERS: dict[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+           ".avif", ".jp2", ".tga", ".ico")
+
+
+class Files(Source):
+    """Images that are files.
+
+    Args:
+        root: the folder that `names` start from.
+        names: path of each file, from `root`, with forward slashes.
+        labels: see Source.
+        class_names: see Source.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int] | Array,
+                 class_names: Sequence[str]) -> None:
+        super().__init__(labels, class_names, Names(names))
+        self.root = root
+
+    def raw(self, i: int) -> bytes:
+        """The bytes of file `i`."""
+        try:
+            with open(os.path.join(self.root, self.names[i]), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise BadImage(f"{self.names[i]}: cannot be read ({error.strerror}); expected a file below "
+                           f"{self.root}.") from error
+
+    def place(self, i: int) -> Path:
+        """The file of image `i`."""
+        return self.root / self.names[i]
+
+    def sizes(self) -> Array:
+        """Bytes of each file; -1 where there is none."""
+        def size(name: str) -> int:
+            try:
+                return os.stat(os.path.join(self.root, name)).st_size
+            except OSError:
+                return -1
+
+        return np.fromiter((size(name) for name in self.names), np.int64, len(self))
+
+
+def splits(place: str) -> Splits:
+    """The splits of a folder; see SOURCES.
+
+    Args:
+        place: the folder.
+    """
+    root = Path(place).expanduser()
+    if not root.is_dir():
+        raise DataError(f"There is no folder {place!r}.")
+    found: dict[str, Callable[[], Source]] = {}
+    folders = {split: next((root / n for n in names if (root / n).is_dir()), None)
+               for split, names in SPLIT_FOLDERS.items()}
+    if folders["train"] is None:
+        return {"all": partial(read_folder, root)}
+    names = class_folders(folders["train"])
+    for split, folder in folders.items():
+        if folder is not None:
+            found[split] = partial(read_folder, folder, names)
+    return found
+
+
+def class_folders(root: Path) -> list[str]:
+    """Names of the class folders below `root`, numbers in numeric order."""
+    names = sorted((e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))),
+                   key=natural)
+    if not names:
+        raise DataError(f"{root} has no class folders; expected {root}/<class>/<image>, one folder for each class.")
+    return names
+
+
+def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
+    """List <class>/**/<image> below one folder, in an order that does not depend on the file system.
+
+    Args:
+        root: the folder of class folders.
+        class_names: classes and their numbers, where another split decides them.
+
+    Raises:
+        DataError: no class folders, or one that `class_names` does not have.
+    """
+    here = class_folders(root)
+    order = list(here if class_names is None else class_names)
+    if unknown := [name for name in here if name not in set(order)]:
+        raise DataError(f"{root} has a class {unknown[0]!r} that the training folder does not have; its classes are: "
+                        f"{', '.join(order[:20])}{', ...' if len(order) > 20 else ''}.")
+    names: list[str] = []
+    labels: list[int] = []
+    for label, class_name in enumerate(order):
+        files = sorted(_images_below(root, class_name)) if class_name in set(here) else []
+        names += files
+        labels += [label] * len(files)
+    return Files(root, names, labels, order)
+
+
+def _images_below(root: Path, folder: str) -> list[str]:
+    found: list[str] = []
+    for entry in os.scandir(root / folder):
+        name = f"{folder}/{entry.name}"
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            found += _images_below(root, name)
+        elif entry.name.lower().endswith(ENDINGS):
+            found.append(name)
+    return found

@@ -1,0 +1,101 @@
+"""A Hugging Face data set: `hf:folder` written by save_to_disk, or `hf:owner/name[:configuration]` from the hub."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.base import Source, Splits
+from vitkit.data.decode import Raw
+from vitkit.data.folder import SPLIT_FOLDERS
+from vitkit.data.names import natural
+from vitkit.data.order import Array
+from vitkit.errors import BadImage, DataError, MissingDependency
+
+
+class Rows(Source):
+    """Rows of one split; pixels stay in its memory-mapped files.
+
+    Args:
+        rows: a `datasets.Dataset` with one column of images and one of classes.
+        where: what to call it in an error.
+    """
+
+    def __init__(self, rows: Any, where: str) -> None:
+        import datasets
+
+        self.image = _column(rows, (datasets.Image,), ("image", "img"), "images", where)
+        label = _column(rows, (datasets.ClassLabel,), ("label", "labels", "fine_label", "class", "target"), "classes",
+                        where)
+        feature = rows.features[label]
+        values = list(rows[label])
+        if isinstance(feature, datasets.ClassLabel):
+            class_names, numbers = list(feature.names), values
+        else:
+            class_names = sorted({str(v) for v in values}, key=natural)
+            numbers = [class_names.index(str(v)) for v in values]
+        if any(n is None or not 0 <= n < len(class_names) for n in numbers):
+            raise DataError(f"{where} has rows without a class in column {label!r}; remove them first.")
+        super().__init__(numbers, class_names)
+        self.rows = rows.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
+
+    def raw(self, i: int) -> Raw:
+        """The encoded bytes of row `i`."""
+        cell = self.rows[i][self.image]
+        if cell["bytes"] is not None:
+            return bytes(cell["bytes"])
+        try:
+            return Path(cell["path"]).read_bytes()
+        except (OSError, TypeError) as error:
+            raise BadImage(f"{self.names[i]}: cannot be read from {cell['path']!r} ({error}).") from error
+
+    def sizes(self) -> Array:
+        """Bytes of each image; -1 for those that lie outside the data set."""
+        import pyarrow.compute
+
+        compute: Any = pyarrow.compute      # its functions are made at run time
+        lengths: list[Array] = []
+        for chunk in self.rows.with_format("arrow").iter(1000):
+            found = compute.binary_length(compute.struct_field(chunk[self.image], "bytes")).fill_null(-1)
+            lengths.append(np.asarray(found.to_pylist(), np.int64))
+        return np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+
+
+def _column(rows: Any, types: tuple[type, ...], usual: tuple[str, ...], what: str, where: str) -> str:
+    of_type = [name for name, feature in rows.features.items() if isinstance(feature, types)]
+    named = [name for name in usual if name in rows.features]
+    for name in [n for n in usual if n in of_type] + of_type + named:
+        return name
+    raise DataError(f"{where} has no column of {what}; its columns are: {', '.join(rows.features)}.")
+
+
+def splits(place: str) -> Splits:
+    """The splits of a Hugging Face data set.
+
+    Args:
+        place: a folder written by save_to_disk, or a name on the hub, with `:configuration` where it has several.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependency("Hugging Face data sets need datasets: pip install 'vitkit[data]'.") from error
+    library: Any = datasets
+    if not place:
+        raise DataError("Expected hf:folder or hf:owner/name.")
+    try:
+        if Path(place).expanduser().is_dir():
+            found = library.load_from_disk(str(Path(place).expanduser()))
+        else:
+            name, _, configuration = place.partition(":")
+            found = library.load_dataset(name, configuration or None)
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        raise DataError(f"The data set {place!r} could not be opened: {text} Expected a folder written by "
+                        f"save_to_disk, or a name on the hub and a network.") from error
+    if not isinstance(found, library.DatasetDict):
+        return {"all": partial(Rows, found, place)}
+    meaning = {word: split for split, words in SPLIT_FOLDERS.items() for word in words}
+    return {meaning.get(name, name): partial(Rows, rows, f"{place}, split {name}") for name, rows in found.items()}

@@ -1,0 +1,74 @@
+"""IDX files, MNIST's format: *train*images-idx3-ubyte, *train*labels-idx1-ubyte, and t10k or test; plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.base import Numbered, Pixels, Splits
+from vitkit.data.order import Array
+from vitkit.errors import DataError
+
+# Class names of well-known sets, found by the CRC-32 of their label files' content; else classes are their numbers.
+KNOWN_NAMES: dict[int, tuple[str, ...]] = dict.fromkeys(
+    (785835114, 606848831),     # Fashion-MNIST, training and test
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"))
+PARTS = {"train": ("train",), "test": ("t10k", "test")}
+
+
+def splits(place: str) -> Splits:
+    """The splits of a folder of IDX files.
+
+    Args:
+        place: the folder.
+    """
+    root = Path(place).expanduser()
+    found = {}
+    for split, words in PARTS.items():
+        images, labels = _find(root, words, "images-idx"), _find(root, words, "labels-idx")
+        if images and labels:
+            found[split] = partial(_read, images, labels, split)
+    if not found:
+        raise DataError(f"No IDX files in {place!r}; expected pairs such as train-images-idx3-ubyte.gz and "
+                        f"train-labels-idx1-ubyte.gz.")
+    return found
+
+
+def _find(root: Path, words: tuple[str, ...], kind: str) -> Path | None:
+    files = sorted(root.iterdir()) if root.is_dir() else []
+    return next((f for f in files if kind in f.name and any(word in f.name for word in words)), None)
+
+
+def _read(images: Path, labels: Path, split: str) -> Pixels:
+    y = read_idx(labels)
+    names = KNOWN_NAMES.get(zlib.crc32(y.tobytes()), tuple(str(i) for i in range(int(y.max()) + 1)))
+    return Pixels(read_idx(images), y, names, Numbered(len(y), f"{split} image"))
+
+
+def read_idx(path: Path) -> Array:
+    """Read one IDX file of bytes.
+
+    Args:
+        path: the file; `.gz` is decompressed.
+
+    Raises:
+        DataError: names the file and what is wrong with it.
+    """
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        zero, kind, rank = struct.unpack(">HBB", data[:4])
+        shape = struct.unpack(f">{rank}I", data[4:4 + 4 * rank])
+    except (OSError, EOFError, struct.error, zlib.error) as error:
+        raise DataError(f"{path} is no complete IDX file: {error}.") from error
+    if zero or kind != 8 or not rank:
+        raise DataError(f"{path}: expected an IDX file of unsigned bytes (type 8); got type {kind}.")
+    values = np.frombuffer(data, np.uint8, offset=4 + 4 * rank)
+    if len(values) != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{path}: expected {shape} = {np.prod(shape, dtype=np.int64)} bytes; got {len(values)}.")
+    return values.reshape(shape)

@@ -1,0 +1,330 @@
+"""Batches from a source: the same bytes for any number of workers, from any step, for any number of processes.
+
+    TrainLoader    endless, from step n: order(seed, step) -> augment(rng(seed, epoch, index)) -> mix(seed, step)
+    EvalLoader     every image exactly once over all processes, preprocessed as the InputSpec says
+
+Workers only turn rows (epoch, index) into 8-bit pixels; they hold no random state. Batches are put together, normalised
+and mixed by the process that iterates, on the device it names.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data import mix as mixing
+from vitkit.data.augment import Augment, augment
+from vitkit.data.base import Source
+from vitkit.data.decode import decode
+from vitkit.data.mix import Mix
+from vitkit.data.order import Order, rng, share
+from vitkit.data.preprocess import normalize, pixels
+from vitkit.errors import BadImage, ConfigError, DataError
+from vitkit.model import checks
+from vitkit.model.config import InputSpec
+
+BadImages = Literal["fail", "skip"]
+Row = tuple[int, int]                        # epoch, index in the source
+Bad = tuple[int, str]                        # position in a piece, the error's sentence
+Device = torch.device | str | None
+
+PIECE = 32      # images that a worker makes at a time: small, so that the last ones keep every worker busy
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Args:
+        pixels: [B, C, H, W] float32, normalised (and mixed).
+        labels: [B] int64 classes.
+        index: [B] int64 place of each image in the source.
+        others: [B] int64 class of each image's partner in the mix; `labels` where nothing was mixed.
+        weight: [B] float32 share of each image that is its own; 1 where nothing was mixed.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    index: Tensor
+    others: Tensor
+    weight: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def targets(self, classes: int, smoothing: float = 0.0) -> Tensor:
+        """Soft targets [B, classes]; see `mix.soft_targets`."""
+        return mixing.soft_targets(self.labels, self.others, self.weight, classes, smoothing)
+
+
+class _Work(Dataset[tuple[Tensor, list[Bad]]]):
+    """Rows -> [n, H, W, C] uint8, and the rows that could not be read (their pixels are left out)."""
+
+    def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
+        self.source, self.spec, self.how, self.seed = source, spec, how, seed
+
+    def one(self, row: Row) -> Tensor:
+        epoch, index = row
+        name, raw = self.source.names[index], self.source.raw(index)
+        if self.how is None:
+            return pixels(decode(raw, name), self.spec, name)
+        return augment(raw, self.spec, self.how, rng(self.seed, "sample", epoch, index), name)
+
+    def __getitem__(self, rows: list[Row]) -> tuple[Tensor, list[Bad]]:
+        out = torch.empty((len(rows), *self.spec.size, len(self.spec.mean)), dtype=torch.uint8)
+        bad: list[Bad] = []
+        good = 0
+        for position, row in enumerate(rows):
+            try:
+                out[good].copy_(self.one(row))
+                good += 1
+            except BadImage as error:
+                bad.append((position, str(error)))
+        return out[:good], bad
+
+
+class _Loader:
+    def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int, batch_size: int,
+                 rank: int, ranks: int, workers: int | None, prefetch: int, device: Device,
+                 bad_images: BadImages, on_bad: Callable[[str, str], None] | None) -> None:
+        checks.whole("batch_size", batch_size, 1)
+        checks.whole("prefetch", prefetch, 1)
+        checks.one_of("bad_images", bad_images, BadImages)
+        if workers is not None:
+            checks.whole("workers", workers, 0)
+        share(1, rank, ranks)      # refuses a rank that is out of range
+        if not len(source):
+            raise DataError("The data set is empty.")
+        self.source, self.spec, self.batch_size, self.seed = source, spec, batch_size, seed
+        self.rank, self.ranks, self.prefetch = rank, ranks, prefetch
+        self.workers = default_workers(source, ranks) if workers is None else workers
+        self.device = torch.device(device) if device is not None else torch.device("cpu")
+        self.bad_images, self.on_bad = bad_images, on_bad
+        self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
+        self._work = _Work(source, spec, how, seed)
+
+    def _pieces(self, tasks: Callable[[], Iterable[list[Row]]], size: int) -> Iterator[tuple[Tensor, list[Bad]]]:
+        """Results of the tasks in their order; each task is cut into pieces and its results are joined again."""
+        cuts = (task[i:i + PIECE] for task in tasks() for i in range(0, len(task), PIECE))
+        if not self.workers:
+            done: Iterator[tuple[Tensor, list[Bad]]] = map(self._work.__getitem__, cuts)
+        else:
+            ahead = max(2, -(-self.prefetch * -(-size // PIECE) // self.workers))
+            done = iter(DataLoader(
+                self._work, batch_size=None, sampler=cuts, num_workers=self.workers, prefetch_factor=ahead,
+                collate_fn=_same, worker_init_fn=_quiet, pin_memory=self.device.type == "cuda",
+                generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
+        for task in tasks():
+            parts: list[Tensor] = []
+            bad: list[Bad] = []
+            for start in range(0, len(task), PIECE):
+                part, trouble = next(done)
+                parts.append(part)
+                bad += [(start + position, why) for position, why in trouble]
+            yield torch.cat(parts) if len(parts) > 1 else parts[0], bad
+
+    def _skip(self, index: int, why: str) -> None:
+        """Record an image that cannot be read, or raise where the run shall fail."""
+        if self.bad_images == "fail":
+            raise BadImage(why)
+        name = self.source.names[index]
+        if name not in self.skipped:
+            self.skipped[name] = why
+            if self.on_bad is not None:
+                self.on_bad(name, why)
+
+    def _labels(self, rows: list[Row]) -> Tensor:
+        return torch.tensor([int(self.source.labels[i]) for _, i in rows], dtype=torch.int64)
+
+    def _to_device(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
+
+
+class TrainLoader(_Loader):
+    """Endless augmented batches, a function of (seed, step).
+
+    Args:
+        source: where images come from.
+        spec: what the model expects.
+        augment: how images are varied.
+        batch_size: images of a global batch, over all processes.
+        seed: the run's seed; decides order, augmentation and mixing.
+        mix: MixUp and CutMix.
+        rank: this process, from 0.
+        ranks: processes in all; each takes its part of every global batch.
+        workers: processes that decode; None for one a core (none for sources in memory).
+        prefetch: batches that are prepared ahead.
+        device: where batches are put and normalised.
+        bad_images: `fail` raises BadImage; `skip` puts the next readable image of the order in its place.
+        on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
+    """
+
+    def __init__(self, source: Source, spec: InputSpec, augment: Augment | None = None, *, batch_size: int = 32,
+                 seed: int = 0, mix: Mix | None = None, rank: int = 0, ranks: int = 1, workers: int | None = None,
+                 prefetch: int = 2, device: Device = None, bad_images: BadImages = "fail",
+                 on_bad: Callable[[str, str], None] | None = None) -> None:
+        super().__init__(source, spec, augment or Augment(), seed, batch_size, rank, ranks, workers, prefetch, device,
+                         bad_images, on_bad)
+        if batch_size < ranks:
+            raise ConfigError(f"A global batch of {batch_size} cannot be shared by {ranks} processes; give each at "
+                              f"least one image.")
+        self.order = Order(len(source), batch_size, seed=seed)
+        self.mix = mix or Mix()
+
+    def steps(self, epochs: float) -> int:
+        """Steps that make up so many epochs."""
+        return self.order.steps(epochs)
+
+    def plan(self, step: int) -> tuple[mixing.Plan, list[int]]:
+        """What happens at a step: the mix, and the places in the step's order that this process needs.
+
+        Its own come first; behind them the partners that belong to another process.
+        """
+        plan = mixing.plan(self.mix, self.seed, step, self.batch_size)
+        own = list(range(self.batch_size))[share(self.batch_size, self.rank, self.ranks)]
+        if plan.weight == 1.0:
+            return plan, own
+        return plan, own + [p for p in dict.fromkeys(mixing.partner(o, self.batch_size) for o in own) if p not in own]
+
+    def rows(self, step: int) -> list[Row]:
+        """(epoch, index) of the images this process reads at a step."""
+        plan, places = self.plan(step)
+        everything = self.order.rows(step)
+        return [everything[plan.order[place]] for place in places]
+
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """The batches of steps start, start + 1, ... (up to `stop`, else for ever).
+
+        Args:
+            start: first step; costs the same wherever it lies.
+            stop: step before which it ends.
+        """
+        def tasks() -> Iterator[list[Row]]:
+            step = start
+            while stop is None or step < stop:
+                yield self.rows(step)
+                step += 1
+
+        for step, (x, bad) in enumerate(self._pieces(tasks, self.batch_size // self.ranks), start):
+            yield self._assemble(step, *self._replace(step, self.rows(step), x, bad))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    def _replace(self, step: int, rows: list[Row], x: Tensor, bad: list[Bad]) -> tuple[list[Row], Tensor]:
+        """Put the next readable images of the order where bad ones were: batches keep their size."""
+        if not bad:
+            return rows, x
+        plan, places = self.plan(step)
+        good = iter(x)
+        why = dict(bad)
+        images: list[Tensor] = []
+        for position in range(len(rows)):
+            if position not in why:
+                images.append(next(good))
+                continue
+            self._skip(rows[position][1], why[position])
+            place = step * self.batch_size + plan.order[places[position]]
+            rows[position], image = self._next_readable(place)
+            images.append(image)
+        return rows, torch.stack(images)
+
+    def _next_readable(self, place: int) -> tuple[Row, Tensor]:
+        for ahead in range(1, 2 * len(self.source) + 1):
+            row = self.order.at(place + ahead)
+            if self.source.names[row[1]] in self.skipped:
+                continue
+            x, bad = self._work[[row]]
+            if not bad:
+                return row, x[0]
+            self._skip(row[1], bad[0][1])
+        raise DataError("No image of the data set can be read; run `vitkit doctor` on it.")
+
+    def _assemble(self, step: int, rows: list[Row], x: Tensor) -> Batch:
+        plan, places = self.plan(step)
+        count = len(range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)])
+        labels = self._labels(rows)
+        z = normalize(self._to_device(x), self.spec)
+        others, weight = labels[:count], 1.0
+        out = z[:count]
+        if plan.weight != 1.0:
+            at = {place: i for i, place in enumerate(places)}
+            partners = torch.tensor([at[mixing.partner(place, self.batch_size)] for place in places[:count]])
+            out, weight = mixing.apply(out, z[partners.to(z.device)], plan)
+            others = labels[partners]
+        index = torch.tensor([i for _, i in rows[:count]], dtype=torch.int64)
+        return Batch(out, *map(self._to_device, (labels[:count], index, others, torch.full((count,), weight))))
+
+
+class EvalLoader(_Loader):
+    """Every image of a source once, in its order, preprocessed.
+
+    Args:
+        source: where images come from.
+        spec: what the model expects.
+        batch_size: images of a batch of this process; the last may be smaller.
+        rank: this process, from 0.
+        ranks: processes in all; their parts differ by at most one image, and none is read twice.
+        workers: processes that decode; None for one a core (none for sources in memory).
+        prefetch: batches that are prepared ahead.
+        device: where batches are put and normalised.
+        bad_images: `fail` raises BadImage; `skip` leaves the image out.
+        on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
+    """
+
+    def __init__(self, source: Source, spec: InputSpec, *, batch_size: int = 32, rank: int = 0, ranks: int = 1,
+                 workers: int | None = None, prefetch: int = 2, device: Device = None, bad_images: BadImages = "fail",
+                 on_bad: Callable[[str, str], None] | None = None) -> None:
+        super().__init__(source, spec, None, 0, batch_size, rank, ranks, workers, prefetch, device, bad_images, on_bad)
+        self.indices = range(len(source))[share(len(source), rank, ranks)]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.indices) / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        def tasks() -> Iterator[list[Row]]:
+            for i in range(0, len(self.indices), self.batch_size):
+                yield [(0, index) for index in self.indices[i:i + self.batch_size]]
+
+        for rows, (x, bad) in zip(tasks(), self._pieces(tasks, self.batch_size)):
+            for position, why in bad:
+                self._skip(rows[position][1], why)
+            left_out = {position for position, _ in bad}
+            kept = [row for position, row in enumerate(rows) if position not in left_out]
+            if not kept:
+                continue
+            labels = self._to_device(self._labels(kept))
+            index = self._to_device(torch.tensor([i for _, i in kept], dtype=torch.int64))
+            yield Batch(normalize(self._to_device(x), self.spec), labels, index, labels,
+                        torch.ones(len(kept), device=self.device))
+
+
+def default_workers(source: Source, ranks: int = 1) -> int:
+    """One worker for each core that this process may use and does not share; none where reading costs nothing.
+
+    Args:
+        source: where images come from.
+        ranks: processes that share the cores.
+    """
+    if source.in_memory:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks)
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def _quiet(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)      # the main process ends its workers; they have nothing to say
+
+

@@ -1,0 +1,134 @@
+"""MixUp (arXiv 1710.09412) and CutMix (arXiv 1905.04899) over the global batch: functions of (seed, step).
+
+A step's global batch is put into an order drawn from rng(seed, step), and neighbours in it are couples. Processes take
+contiguous parts of that order, so a couple is split only where an odd part ends (the loader then reads the other half
+too), and any number of processes mixes the same pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.order import rng as generator
+from vitkit.errors import ConfigError
+from vitkit.model import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Which mixing, and how strong.
+
+    Args:
+        mixup: alpha of MixUp's Beta distribution; 0 for none.
+        cutmix: alpha of CutMix's; 0 for none. With both, each step draws one of them.
+        probability: share of the steps that mix.
+        switch: with both, share of the mixing steps that use CutMix.
+    """
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    probability: float = 1.0
+    switch: float = 0.5
+
+    def __post_init__(self) -> None:
+        checks.number("mixup", self.mixup, 0)
+        checks.number("cutmix", self.cutmix, 0)
+        checks.number("probability", self.probability, 0, 1)
+        checks.number("switch", self.switch, 0, 1)
+
+    def __bool__(self) -> bool:
+        return bool((self.mixup or self.cutmix) and self.probability)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step does.
+
+    Args:
+        order: the order of the global batch, a permutation.
+        weight: share of each picture that stays its own; 1.0 when nothing is mixed.
+        box: (top, left, bottom, right) that CutMix takes from the partner, in shares of the sides; None for MixUp.
+    """
+
+    order: list[int]
+    weight: float
+    box: tuple[float, float, float, float] | None
+
+
+def partner(place: int, count: int) -> int:
+    """The place of the picture that `place` is mixed with: its neighbour (for the odd one out, the first)."""
+    return place ^ 1 if place ^ 1 < count else 0
+
+
+def plan(mix: Mix, seed: int, step: int, count: int) -> Plan:
+    """Draw a step's plan.
+
+    Args:
+        mix: which mixing.
+        seed: the run's seed.
+        step: from 0.
+        count: pictures in the global batch.
+    """
+    if not mix:
+        return Plan(list(range(count)), 1.0, None)
+    if count < 2:
+        raise ConfigError(f"MixUp and CutMix need at least 2 images in the global batch; got {count}.")
+    rng = generator(seed, "mix", step)
+    order = rng.permutation(count).tolist()
+    if rng.random() >= mix.probability:
+        return Plan(order, 1.0, None)
+    cut = bool(mix.cutmix) and (not mix.mixup or rng.random() < mix.switch)
+    alpha = mix.cutmix if cut else mix.mixup
+    weight = float(rng.beta(alpha, alpha))
+    if not cut:
+        return Plan(order, weight, None)
+    side = math.sqrt(1 - weight)
+    y, x = rng.random(2)
+    top, bottom = np.clip([y - side / 2, y + side / 2], 0, 1).tolist()
+    left, right = np.clip([x - side / 2, x + side / 2], 0, 1).tolist()
+    return Plan(order, 1 - (bottom - top) * (right - left), (top, left, bottom, right))
+
+
+def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
+    """Mix pictures with their partners.
+
+    Args:
+        x: [B, C, H, W], normalised.
+        other: their partners, of the same shape.
+        how: the step's plan.
+
+    Returns:
+        The mixed pictures, and the share of each that is its own (CutMix: exact, in whole pixels).
+    """
+    if how.weight == 1.0:
+        return x, 1.0
+    if how.box is None:
+        return x * how.weight + other * (1 - how.weight), how.weight
+    H, W = x.shape[2:]
+    top, left, bottom, right = (round(share * side) for share, side in zip(how.box, (H, W, H, W)))
+    out = x.clone()
+    out[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
+    return out, 1 - (bottom - top) * (right - left) / (H * W)
+
+
+def soft_targets(labels: Tensor, others: Tensor, weight: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
+    """Targets of mixed pictures: [B, classes], each row sums to one.
+
+    Args:
+        labels: [B] the pictures' own classes.
+        others: [B] their partners'.
+        weight: [B] share of each picture that is its own.
+        classes: K.
+        smoothing: share of each target that is spread over all classes.
+    """
+    low = smoothing / classes
+    y = torch.full((len(labels), classes), low, device=labels.device)
+    rows = torch.arange(len(labels), device=labels.device)
+    y[rows, labels] += (1 - smoothing) * weight
+    y[rows, others] += (1 - smoothing) * (1 - weight)
+    return y

@@ -1,0 +1,120 @@
+"""An image -> what a model was evaluated with: InputSpec, obeyed to the bit.
+
+Pillow's resize gives timm's and Hugging Face's Pillow pixels exactly; `backend="tensor"` resizes as Hugging Face's
+default processor does. Normalising is written as the three operations that everybody's is, in their order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.decode import to_channels
+from vitkit.errors import ConfigError
+from vitkit.model.config import InputSpec, Interpolation
+
+FILTERS: dict[Interpolation, Image.Resampling] = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
+    """(width, height) after the resize and before the crop.
+
+    Args:
+        width: of the image.
+        height: of the image.
+        spec: what the model expects.
+    """
+    H, W = spec.size
+    if spec.resize == "squash":
+        return W, H
+    H, W = math.floor(H / spec.crop), math.floor(W / spec.crop)
+    if H == W:           # the shorter side becomes that long, the other is cut down to whole pixels
+        return (H, int(H * height / width)) if width <= height else (int(H * width / height), H)
+    ratio = min(height / H, width / W)      # both sides cover the wanted ones
+    return round(width / ratio), round(height / ratio)
+
+
+def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
+    """Resize and crop a decoded image: [H, W, C] uint8.
+
+    Args:
+        image: as `decode` returns it.
+        spec: what the model expects.
+        name: what to call the image in an error.
+    """
+    image = to_channels(image, spec.channels, len(spec.mean), name)
+    H, W = spec.size
+    width, height = resized(*image.size, spec)
+    left, top = round((width - W) / 2), round((height - H) / 2)
+    if spec.backend == "tensor":
+        x = resize_tensor(_tensor(image), (height, width), spec.interpolation)
+        return x[top:top + H, left:left + W]
+    if image.size != (width, height):
+        image = image.resize((width, height), FILTERS[spec.interpolation])
+    if (width, height) != (W, H):
+        image = image.crop((left, top, left + W, top + H))
+    return _tensor(image)
+
+
+def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
+    """A decoded image as a model expects it: [C, H, W] float32.
+
+    Args:
+        image: as `decode` returns it.
+        spec: what the model expects.
+        name: what to call the image in an error.
+    """
+    return normalize(pixels(image, spec, name)[None], spec)[0]
+
+
+def normalize(x: Tensor, spec: InputSpec) -> Tensor:
+    """Bring pixels to 0..1, subtract the mean, divide by the standard deviation.
+
+    Args:
+        x: [B, H, W, C] uint8, on any device.
+        spec: what the model expects.
+
+    Returns:
+        [B, C, H, W] float32.
+    """
+    mean = torch.tensor(spec.mean, device=x.device)[:, None, None]
+    std = torch.tensor(spec.std, device=x.device)[:, None, None]
+    out = torch.empty((x.shape[0], x.shape[3], *x.shape[1:3]), dtype=torch.float32, device=x.device)
+    if x.device.type != "cpu":
+        return out.copy_(x.permute(0, 3, 1, 2)).div_(255).sub_(mean).div_(std)
+    for image, plane in zip(x, out):      # one image at a time stays in the processor's cache
+        plane.copy_(image.permute(2, 0, 1)).div_(255).sub_(mean).div_(std)
+    return out
+
+
+def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
+    """Resize [H, W, C] uint8 by torch's antialiased filter.
+
+    Args:
+        x: the pixels.
+        size: (height, width) wanted.
+        interpolation: `bilinear`, `bicubic` or `nearest`.
+    """
+    if interpolation == "lanczos":
+        raise ConfigError("interpolation='lanczos' needs backend='pillow'; tensors have bilinear, bicubic and nearest.")
+    planes = x.permute(2, 0, 1)[None]
+    if interpolation == "nearest":
+        out = F.interpolate(planes, size, mode="nearest-exact")
+    else:
+        out = F.interpolate(planes, size, mode=interpolation, antialias=True)
+    return out[0].permute(1, 2, 0)
+
+
+def _tensor(image: Image.Image) -> Tensor:
+    array = np.array(image)
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None])

@@ -1,0 +1,125 @@
+"""RandAugment (arXiv 1909.13719) as the ViT authors use it: n operations drawn from sixteen, one strength for all.
+
+Strengths follow the authors' code: 10 is full scale, and a recipe's 15 or 20 goes past it. Geometric operations fill
+with gray. Every function takes and returns an 8-bit image; at strength 0 none but the parameterless ones changes it
+much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageChops, ImageEnhance, ImageOps
+
+from vitkit.data.order import Array
+
+Rng = np.random.Generator
+Operation = Callable[[Image.Image, float, Rng], Image.Image]
+
+
+def _table(image: Image.Image, values: Array) -> Image.Image:
+    """Replace every level v by values[v]."""
+    levels = values.clip(0, 255).astype(np.uint8).tolist()
+    return image.point(levels * len(image.getbands()))
+
+
+def brightness(image: Image.Image, factor: float) -> Image.Image:
+    """Multiply by `factor`: 0 is black, 1 the image."""
+    return _table(image, np.arange(256) * factor)
+
+
+def contrast(image: Image.Image, factor: float) -> Image.Image:
+    """Move away from the mean gray: 0 is flat gray, 1 the image."""
+    histogram = np.asarray(image.convert("L").histogram())
+    mean = int((histogram @ np.arange(256)) / histogram.sum() + 0.5)
+    return _table(image, mean + (np.arange(256) - mean) * factor)
+
+
+def blend_gray(image: Image.Image, factor: float) -> Image.Image:
+    """Move away from the gray picture (saturation): 0 is gray, 1 the image."""
+    if image.mode == "L":
+        return image
+    return Image.blend(image.convert("L").convert("RGB"), image, factor)
+
+
+def _affine(image: Image.Image, coefficients: tuple[float, ...]) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR,
+                           fillcolor=(128,) * len(image.getbands()) if image.mode != "L" else 128)
+
+
+def _sign(rng: Rng) -> float:
+    return 1.0 if rng.random() < 0.5 else -1.0
+
+
+def _rotate(image: Image.Image, m: float, rng: Rng) -> Image.Image:
+    fill = 128 if image.mode == "L" else (128, 128, 128)
+    return image.rotate(_sign(rng) * 3.0 * m, Image.Resampling.BILINEAR, fillcolor=fill)
+
+
+def _translate(image: Image.Image, m: float, rng: Rng, *, along_x: bool) -> Image.Image:
+    far = _sign(rng) * m / 10 * 100 / 224      # 100 pixels at 224
+    return _affine(image, (1, 0, far * image.width, 0, 1, 0) if along_x else (1, 0, 0, 0, 1, far * image.height))
+
+
+def _shear(image: Image.Image, m: float, rng: Rng, *, along_x: bool) -> Image.Image:
+    by = _sign(rng) * 0.03 * m
+    return _affine(image, (1, by, 0, 0, 1, 0) if along_x else (1, 0, 0, by, 1, 0))
+
+
+def _posterize(image: Image.Image, m: float, rng: Rng) -> Image.Image:
+    bits = min(max(int(0.4 * m), 0), 8)
+    return _table(image, np.arange(256) & (0xFF << (8 - bits) & 0xFF))
+
+
+def _solarize_add(image: Image.Image, m: float, rng: Rng) -> Image.Image:
+    levels = np.arange(256)
+    return _table(image, np.where(levels < 128, levels + int(11 * m), levels))
+
+
+def _cutout(image: Image.Image, m: float, rng: Rng) -> Image.Image:
+    pad = round(4 * m / 224 * min(image.size))
+    x, y = int(rng.integers(0, image.width)), int(rng.integers(0, image.height))
+    image = image.copy()
+    image.paste(128 if image.mode == "L" else (128, 128, 128),
+                (max(x - pad, 0), max(y - pad, 0), min(x + pad, image.width), min(y + pad, image.height)))
+    return image
+
+
+def _factor(m: float) -> float:
+    return 0.18 * m + 0.1
+
+
+OPERATIONS: dict[str, Operation] = {
+    "autocontrast": lambda image, m, rng: ImageOps.autocontrast(image),
+    "equalize": lambda image, m, rng: ImageOps.equalize(image),
+    "invert": lambda image, m, rng: ImageChops.invert(image),
+    "rotate": _rotate,
+    "posterize": _posterize,
+    "solarize": lambda image, m, rng: ImageOps.solarize(image, min(int(25.6 * m), 256)),
+    "color": lambda image, m, rng: blend_gray(image, _factor(m)),
+    "contrast": lambda image, m, rng: contrast(image, _factor(m)),
+    "brightness": lambda image, m, rng: brightness(image, _factor(m)),
+    "sharpness": lambda image, m, rng: ImageEnhance.Sharpness(image).enhance(_factor(m)),
+    "shear_x": lambda image, m, rng: _shear(image, m, rng, along_x=True),
+    "shear_y": lambda image, m, rng: _shear(image, m, rng, along_x=False),
+    "translate_x": lambda image, m, rng: _translate(image, m, rng, along_x=True),
+    "translate_y": lambda image, m, rng: _translate(image, m, rng, along_x=False),
+    "cutout": _cutout,
+    "solarize_add": _solarize_add,
+}
+
+
+def rand_augment(image: Image.Image, layers: int, magnitude: float, rng: Rng) -> Image.Image:
+    """Apply `layers` operations, each drawn from OPERATIONS.
+
+    Args:
+        image: RGB or L.
+        layers: how many.
+        magnitude: strength, 10 being full scale.
+        rng: the sample's generator.
+    """
+    names = list(OPERATIONS)
+    for which in rng.integers(0, len(names), layers):
+        image = OPERATIONS[names[which]](image, magnitude, rng)
+    return image
