@@ -5,6 +5,9 @@ What does not belong here: how a model computes (model), how images are prepared
 
 from __future__ import annotations
 
-from vitkit.checkpoints.dialects import DIALECTS, from_dialect, to_dialect
+from vitkit.checkpoints.dialects import DIALECTS, from_dialect, recognise, to_dialect
+from vitkit.checkpoints.reading import Checkpoint, load, open_checkpoint
+from vitkit.checkpoints.writing import convert, save
 
-__all__ = ["DIALECTS", "from_dialect", "to_dialect"]
+__all__ = ["DIALECTS", "Checkpoint", "convert", "from_dialect", "load", "open_checkpoint", "recognise", "save",
+           "to_dialect"]

@@ -13,7 +13,7 @@ from vitkit.checkpoints.express import check_expressible
 from vitkit.checkpoints.google import GOOGLE
 from vitkit.checkpoints.huggingface import HUGGINGFACE
 from vitkit.checkpoints.native import NATIVE
-from vitkit.checkpoints.rules import Dialect, check
+from vitkit.checkpoints.rules import Dialect, check, complete_positions
 from vitkit.checkpoints.timm import TIMM
 from vitkit.checkpoints.torchvision import TORCHVISION
 from vitkit.errors import UnknownDialect, pick
@@ -76,5 +76,6 @@ def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig)
     """
     row = pick(DIALECTS, dialect, "dialect")
     state, _, _ = row.read(tensors)
+    complete_positions(state, config)
     check(state, {name: tensor.shape for name, tensor in skeleton(config).state_dict().items()}, row)
     return state

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitkit.checkpoints.rules import CONV, DENSE, OUT_KERNEL, QKV_BIAS, QKV_KERNEL, REFUSED, Dialect, Rule, Tensors
@@ -56,7 +55,7 @@ RESPELL = (
 
 
 def _prepare(tensors: Tensors) -> Tensors:
-    """Unstack blocks that a scan has put into one tensor, and give big_vision's positions a row for the class token."""
+    """Unstack blocks that a scan has put into one tensor, and put big_vision's positions where the others are."""
     result = Tensors()
     for name, tensor in tensors.items():
         if "Transformer/encoderblock/" in name:
@@ -65,10 +64,7 @@ def _prepare(tensors: Tensors) -> Tensors:
         else:
             result[name] = tensor
     if "pos_embedding" in result:
-        table = result.pop("pos_embedding")                                    # [1, N, D]
-        if "cls" in result:      # big_vision adds no position to the class token: it is part of the token
-            table = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
-        result["Transformer/posembed_input/pos_embedding"] = table
+        result["Transformer/posembed_input/pos_embedding"] = result.pop("pos_embedding")   # [1, N, D]
     return result
 
 

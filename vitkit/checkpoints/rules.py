@@ -204,6 +204,27 @@ class Dialect:
         return self.finish(result, config)
 
 
+def complete_positions(state: Tensors, config: ViTConfig) -> None:
+    """Bring positions into the engine's form, in place: one row for the class token (if any), none for registers.
+
+    timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token); timm
+    otherwise keeps rows for registers too, which here become part of the registers.
+
+    Args:
+        state: tensors by the engine's names.
+        config: the model they are for, with the image size of the file.
+    """
+    table, n = state.get("positions.table"), int(config.class_token)
+    if table is None or table.dim() != 3:
+        return
+    extra = table.shape[1] - config.num_patches
+    if n and extra == 0:
+        state["positions.table"] = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
+    elif config.num_register_tokens and extra == config.num_prefix_tokens:
+        state["positions.table"] = torch.cat([table[:, :n], table[:, extra:]], dim=1)
+        state["register_tokens"] = state["register_tokens"] + table[:, n:extra]
+
+
 def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], dialect: Dialect) -> None:
     """The engine's side of the account: nothing missing, nothing left over, every shape right.
 

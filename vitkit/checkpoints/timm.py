@@ -30,35 +30,9 @@ RULES = (
 )
 
 
-def fill_positions(table: Tensor, class_token: bool, registers: int) -> tuple[Tensor, Tensor | None]:
-    """Positions [1, class + N, D] of a table that leaves the class token out or has rows for registers too.
-
-    Args:
-        table: [1, rows, D]; which rows it has shows in their number, as N is a square.
-        class_token: whether the model has a class token.
-        registers: the number of registers.
-
-    Returns:
-        The positions, and those of the registers, which are to be added to them (None where there are none).
-    """
-    rows, prefix = table.shape[1], int(class_token) + registers
-    square = [n for n in (prefix, int(class_token), 0) if rows > n and round((rows - n) ** 0.5) ** 2 == rows - n]
-    if registers and square and square[0] == prefix:
-        return torch.cat([table[:, :class_token], table[:, prefix:]], dim=1), table[:, int(class_token):prefix]
-    if class_token and square and square[0] == 0:         # its position is already in the class token
-        return torch.cat([torch.zeros_like(table[:, :1]), table], dim=1), None
-    return table, None
-
-
 def _prepare(tensors: Tensors) -> Tensors:
     if "norm.weight" not in tensors:
         tensors = {name.removeprefix("fc_") if name.startswith("fc_norm.") else name: t for name, t in tensors.items()}
-    if "pos_embed" in tensors and tensors["pos_embed"].dim() == 3:
-        registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-        table, extra = fill_positions(tensors["pos_embed"], "cls_token" in tensors, registers)
-        tensors["pos_embed"] = table
-        if extra is not None:
-            tensors["reg_token"] = tensors["reg_token"] + extra
     return tensors
 
 

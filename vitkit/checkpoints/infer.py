@@ -1,0 +1,162 @@
+"""What model a file holds, from its tensors' shapes, what its own files state, and what the user adds.
+
+Order, weakest first: the dialect's numerics, the shapes, hints in the names, what is stated beside the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.checkpoints.rules import Dialect
+from vitkit.errors import CannotExpress, ConfigError, TensorMismatch
+from vitkit.model.checks import pair
+from vitkit.model.config import NUMERICS, SHAPES, ViTConfig
+
+Fields = dict[str, Any]
+
+
+def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: Fields, notes: list[str]) -> ViTConfig:
+    """The configuration of a file.
+
+    Args:
+        state: its tensors, by the engine's names.
+        dialect: whose numerics are taken where nothing else is stated.
+        stated: fields that the names give away or that stand beside the weights.
+        given: the user's `num_attention_heads` and `image_size`, taken as facts where the file is silent.
+        notes: takes a sentence for each assumption.
+
+    Raises:
+        TensorMismatch: a tensor that every model has is missing.
+        ConfigError: something cannot be known and must be given.
+    """
+    kernel, rows = (_needed(state, name, rank, dialect) for name, rank in
+                    (("patch_embedding.projection.weight", 4), ("positions.table", 3)))
+    D, C, P, other = kernel.shape
+    if other != P:
+        raise CannotExpress(f"The patches of this checkpoint are {P} x {other} pixels; vitkit has square ones.")
+    L = 1 + max((int(m[1]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+    if len(state) < L:
+        raise TensorMismatch(f"The file names block {L - 1} but holds {len(state)} tensors; blocks are missing.")
+    head = state.get("head.weight")
+    fields: Fields = {
+        **NUMERICS[dialect.numerics],
+        "hidden_size": D, "num_channels": C, "patch_size": P, "num_hidden_layers": L,
+        "intermediate_size": _needed(state, "blocks.0.mlp.fc1.weight", 2, dialect).shape[0],
+        "qkv_bias": "blocks.0.msa.qkv.bias" in state,
+        "class_token": "class_token" in state,
+        "num_register_tokens": state["register_tokens"].shape[1] if "register_tokens" in state else 0,
+        "pre_logits": "pre_logits.weight" in state,
+        "layer_scale": 1.0 if "blocks.0.residual1.gamma" in state else None,
+        "num_classes": 0 if head is None else head.shape[0],
+    }
+    if not fields["class_token"]:
+        fields["pool"] = "mean"
+    classes = stated.get("num_classes", fields["num_classes"])
+    if head is not None and classes != head.shape[0]:
+        raise TensorMismatch(f"The file's head has {head.shape[0]} classes, but {classes} are stated beside it; "
+                             f"give num_classes= to replace the head, or correct what is stated.")
+    fields |= {name: value for name, value in stated.items() if value is not None}
+    if "num_attention_heads" not in fields:
+        fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(D, L, notes)
+    if "image_size" not in stated:
+        fields["image_size"] = _image_size(rows.shape[1], fields, given.get("image_size"), notes)
+    return ViTConfig(**fields)
+
+
+def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:
+    if name not in state:
+        raise TensorMismatch(f"The file lacks {dialect.in_file(name)!r}, which every model has; it is incomplete.")
+    if state[name].dim() != rank:
+        raise TensorMismatch(f"Expected {dialect.in_file(name)!r} to have {rank} axes; got {list(state[name].shape)}.")
+    return state[name]
+
+
+def _heads(D: int, L: int, notes: list[str]) -> int:
+    for shape in SHAPES.values():
+        if (shape["hidden_size"], shape["num_hidden_layers"]) == (D, L):
+            return shape["num_attention_heads"]
+    if D % 64 == 0:
+        notes.append(f"The file does not say how many heads it has, and no variant has width {D} and {L} layers; "
+                     f"{D // 64} are taken (64 lanes each). Give num_attention_heads= if that is wrong.")
+        return D // 64
+    raise ConfigError(f"The file does not say how many heads it has, no variant has width {D} and {L} layers, and "
+                      f"{D} is no multiple of 64; give num_attention_heads=.")
+
+
+def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int | tuple[int, int]:
+    """The image size that a table of `rows` positions was made for.
+
+    The usual reading has one row for the class token; timm and big_vision can leave it out, and timm can have rows for
+    registers too. A square grid tells itself; another needs to be told.
+    """
+    P, usual = fields["patch_size"], int(fields["class_token"])
+    readings = [usual, usual + fields["num_register_tokens"], 0]
+    for prefix in dict.fromkeys(readings):
+        side = math.isqrt(max(rows - prefix, 0))
+        if side and side * side == rows - prefix:
+            if prefix == 0 and usual:
+                notes.append(f"The {rows} positions are read as {side} x {side} patches without one for the class "
+                             f"token; give image_size=(height, width) if the grid is not square.")
+            return side * P
+        if given is not None:
+            size = pair(given)
+            if -(-size[0] // P) * -(-size[1] // P) == rows - prefix:
+                return size
+    raise ConfigError(f"The {rows} positions of this file are no square grid of patches; give image_size=(height, "
+                      f"width) in pixels, with height / {P} x width / {P} = {rows - usual} patches.")
+
+
+def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: list[str]) -> None:
+    """Change a file's tensors in place for another image size, number of channels or of classes.
+
+    Args:
+        state: tensors by the engine's names.
+        own: what the file holds.
+        wanted: what the model shall be.
+        notes: takes a sentence for each change.
+    """
+    from vitkit.model.positions import resize
+
+    if own.grid != wanted.grid:
+        state["positions.table"] = resize(state["positions.table"], own.grid, wanted.grid, wanted.position_resize)
+        notes.append(f"Positions were resized from {own.grid[0]} x {own.grid[1]} to {wanted.grid[0]} x "
+                     f"{wanted.grid[1]} patches by the rule {wanted.position_resize!r}.")
+    if own.num_channels != wanted.num_channels:
+        name, (old, new) = "patch_embedding.projection.weight", (own.num_channels, wanted.num_channels)
+        state[name] = to_channels(state[name], new)
+        notes.append(f"The patch kernel was changed from {old} to {new} channels: "
+                     + ("summed over them." if new == 1 else f"repeated in turn and scaled by {old}/{new}."))
+    if own.num_classes != wanted.num_classes or (own.pre_logits and not wanted.pre_logits):
+        kernel = state["norm.weight"]
+        for name in [n for n in state if n.startswith(("head.", "pre_logits."))]:
+            if name.startswith("head.") or not wanted.pre_logits:
+                del state[name]
+        if wanted.num_classes:
+            state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.hidden_size)
+            state["head.bias"] = kernel.new_zeros(wanted.num_classes)
+            notes.append(f"The head is new and zero: {wanted.num_classes} classes instead of {own.num_classes}; "
+                         f"train it before its outputs mean anything.")
+        else:
+            notes.append(f"The head of {own.num_classes} classes was left out.")
+
+
+def to_channels(kernel: Tensor, new: int) -> Tensor:
+    """The patch kernel for another number of channels.
+
+    One channel takes the sum, so that a gray image gives what the same image in equal R, G and B gave; more channels
+    repeat the old ones in turn, scaled so that equal channels give what they gave.
+
+    Args:
+        kernel: [D, C, P, P].
+        new: channels that are wanted.
+    """
+    old = kernel.shape[1]
+    if new == 1:
+        return kernel.sum(1, keepdim=True)
+    return kernel[:, torch.arange(new) % old] * (old / new)
