@@ -6,6 +6,7 @@ A file that would have to run code to be read is refused; nothing in it is ever 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import pickle
 import re
@@ -211,4 +212,8 @@ def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]
         path: ends in one of WRITERS.
         metadata: strings, which safetensors alone can hold.
     """
-    WRITERS[path.suffix.lower()]({name: t.detach().cpu() for name, t in tensors.items()}, path, dict(metadata or {}))
+    try:
+        WRITERS[path.suffix.lower()]({name: t.detach().cpu() for name, t in tensors.items()}, path, dict(metadata or {}))
+    except (safetensors.SafetensorError, RuntimeError) as error:      # how these libraries report a failed write
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.ENOSPC, str(error)) from error

@@ -162,7 +162,7 @@ def _own(files: Files, row: Dialect, metadata: dict[str, str], notes: list[str]
     if files.config is not None:
         fields, prepared = foreign.read_beside(files.config, files.preprocessor)
         config, spec = config | fields, spec | prepared
-    elif not config:
+    elif not config and not known.preprocessing(files.label, files.weights.name):
         numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
         notes.append(f"Nothing beside the file says its numerics; {row.name}'s own are taken ({numerics}).")
     return config, spec, {}

@@ -11,13 +11,15 @@ from typing import Any
 
 import typer
 
-from vitkit.cli import demo, describe, models
+from vitkit.cli import convert, demo, describe, inspect, models
 from vitkit.errors import VitkitError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo.demo,
     "models": models.models,
     "describe": describe.describe,
+    "convert": convert.convert,
+    "inspect": inspect.inspect,
 }
 
 app = typer.Typer(

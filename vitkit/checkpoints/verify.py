@@ -1,0 +1,222 @@
+"""The proof of a conversion: the original library reads its own file, and its outputs are compared with ours.
+
+PEERS says which library reads which dialect. Libraries are imported when they are asked for and may be absent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.checkpoints import containers, foreign
+from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.positions import RULES
+from vitkit.model.vit import ViT
+
+BAR = 5e-6        # of the largest logit: what float32 leaves between two orders of summation
+Peer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One library against vitkit on one set of images.
+
+    Args:
+        library: whose outputs were compared with ours.
+        images: `random` or `photos`.
+        difference: largest difference, relative to the largest output.
+        explanation: the property in which the two differ; empty where there is nothing to explain.
+    """
+
+    library: str
+    images: str
+    difference: float
+    explanation: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two agree as well as float32 lets them."""
+        return self.difference <= BAR
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal else self.explanation or "DIFFERENT, and no known property explains it"
+        return (f"{self.library}, {self.images}: largest difference {self.difference:.1e} of the largest output: "
+                f"{verdict}")
+
+
+def _timm(checkpoint: Checkpoint) -> Any:
+    timm, c = peer("timm"), checkpoint.config
+    helpers = importlib.import_module("timm.models.vision_transformer")
+    path, google = checkpoint.files.weights, checkpoint.dialect.name == "google"
+    raw = {} if google else containers.read(path)[0]
+    no_class_row = c.class_token and not google and _rows(raw) == _patches(raw)
+    reg = c.num_register_tokens
+    model = timm.models.VisionTransformer(
+        img_size=c.image_hw, patch_size=c.patch_size, in_chans=c.num_channels, num_classes=c.num_classes,
+        embed_dim=c.hidden_size, depth=c.num_hidden_layers, num_heads=c.num_attention_heads,
+        mlp_ratio=c.intermediate_size / c.hidden_size, qkv_bias=c.qkv_bias, init_values=c.layer_scale,
+        class_token=c.class_token, reg_tokens=reg, global_pool="token" if c.pool == "cls" else "avg",
+        fc_norm=c.norm_after_pool, act_layer="gelu_tanh" if google else None,
+        no_embed_class=no_class_row or (checkpoint.dialect.name == "dinov2" and reg > 0))
+    if google:
+        model.load_pretrained(str(path))
+    else:
+        model.load_state_dict(helpers.checkpoint_filter_fn(raw, model), strict=True)
+    return model.eval()
+
+
+def _rows(raw: dict[str, Tensor]) -> int:
+    return raw["pos_embed"].shape[1] if "pos_embed" in raw else 0
+
+
+def _patches(raw: dict[str, Tensor]) -> int:
+    side = round(_rows(raw) ** 0.5)
+    return side * side
+
+
+def _transformers(checkpoint: Checkpoint) -> Any:
+    library, c, files = peer("transformers"), checkpoint.config, checkpoint.files
+    library.utils.logging.set_verbosity_error()
+    library.utils.logging.disable_progress_bar()
+    beside = files.config or foreign.write_config(c, checkpoint.input_spec, checkpoint.dialect.name)
+    kinds = {"vit": "ViTForImageClassification" if c.num_classes else "ViTModel", "dinov2": "Dinov2Model",
+             "dinov2_with_registers": "Dinov2WithRegistersModel"}
+    config = library.AutoConfig.for_model(**{k: v for k, v in beside.items() if k != "vitkit"})
+    pooler = {"add_pooling_layer": c.pre_logits} if kinds[beside["model_type"]] == "ViTModel" else {}
+    model = getattr(library, kinds[beside["model_type"]]).from_pretrained(
+        None, config=config, state_dict=containers.read(files.weights)[0], dtype=torch.float32, **pooler).eval()
+    resize = {"interpolate_pos_encoding": True} if beside["model_type"] == "vit" else {}
+
+    def run(x: Tensor) -> Any:
+        out = model(x, **resize if x.shape[-2:] != (config.image_size,) * 2 else {})
+        return out.logits if c.num_classes else out.pooler_output if c.pre_logits else out.last_hidden_state[:, 0]
+
+    return run
+
+
+def _torchvision(checkpoint: Checkpoint) -> Any:
+    library, c = peer("torchvision"), checkpoint.config
+    module = importlib.import_module("torchvision.models.vision_transformer")
+    model = library.models.VisionTransformer(
+        image_size=c.image_hw[0], patch_size=c.patch_size, num_layers=c.num_hidden_layers,
+        num_heads=c.num_attention_heads, hidden_dim=c.hidden_size, mlp_dim=c.intermediate_size,
+        num_classes=c.num_classes, representation_size=c.hidden_size if c.pre_logits else None)
+    raw = containers.read(checkpoint.files.weights)[0]
+    model.load_state_dict(module.interpolate_embeddings(c.image_hw[0], c.patch_size, raw))
+    return model.eval()
+
+
+PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {       # dialect -> library that reads it, and how
+    "huggingface": ("transformers", _transformers),
+    "timm": ("timm", _timm),
+    "torchvision": ("torchvision", _torchvision),
+    "google": ("timm", _timm),
+    "dinov2": ("timm", _timm),
+    "dinov2-hf": ("transformers", _transformers),
+}
+CANDIDATES: dict[str, tuple[Any, ...]] = {                           # what may explain a difference
+    "layer_norm_eps": (1e-6, 1e-12, 1e-5),
+    "hidden_act": ("gelu", "gelu_tanh"),
+    "position_resize": tuple(RULES),
+}
+
+
+def peer(name: str) -> Any:
+    """Import another library. Where torchvision's compiled operators do not load, its Python models still serve."""
+    if importlib.util.find_spec("torchvision") is not None:      # the others import it too
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::" not in str(error):
+                raise
+            for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+                del sys.modules[module]
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in ("nms", "qnms"):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _KEPT.append(library)
+    return importlib.import_module(name)
+
+
+_KEPT: list[Any] = []      # a library's definitions live as long as it does
+
+
+def pictures(config: ViTConfig) -> dict[str, Tensor]:
+    """Pixels to compare on: random ones, and two real photos (where scikit-learn is installed)."""
+    H, W = config.image_hw
+    found = {"random": torch.randn(2, config.num_channels, H, W, generator=torch.Generator().manual_seed(0))}
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError:
+        return found
+    images = load_sample_images().images  # type: ignore[no-untyped-call]
+    photos = torch.stack([torch.tensor(image) for image in images]).permute(0, 3, 1, 2) / 255
+    photos = torch.nn.functional.interpolate(photos, size=(H, W), mode="bilinear", antialias=True)
+    return {**found, "photos": photos[:, torch.arange(config.num_channels) % 3] * 2 - 1}
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference relative to the largest output."""
+    return float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
+
+
+@torch.inference_mode()
+def compare(source: str | Path, model: ViT | None = None, **overrides: Any) -> list[Comparison]:
+    """Compare a file as its own library runs it with how vitkit runs it.
+
+    Args:
+        source: what `load` takes.
+        model: what the file is compared with; what vitkit loads from it when not given.
+        overrides: what `load` takes.
+
+    Returns:
+        One row for each set of images; empty where the dialect has no library to compare with.
+
+    Raises:
+        ImportError: the library is not installed.
+    """
+    checkpoint = open_checkpoint(source, **overrides)
+    if checkpoint.dialect.name not in PEERS:
+        return []
+    library, read = PEERS[checkpoint.dialect.name]
+    theirs, ours = read(checkpoint), model or build(checkpoint, torch.float32)
+    rows = []
+    for name, x in pictures(checkpoint.config).items():
+        outputs = theirs(x).float()
+        found = difference(ours(x), outputs)
+        why = _explain(source, overrides, ours.config, x, outputs) if found > BAR else ""
+        rows.append(Comparison(library, name, found, why))
+    return rows
+
+
+def _explain(source: str | Path, overrides: dict[str, Any], config: ViTConfig, x: Tensor, outputs: Tensor) -> str:
+    """The fewest properties that, changed in our model, make it equal to theirs; empty where none do."""
+    for changes in _changes(config):
+        try:
+            ours = build(open_checkpoint(source, **{**overrides, **changes}), torch.float32)
+        except VitkitError:
+            continue
+        if difference(ours(x), outputs) <= BAR:
+            return "explained by " + " and ".join(
+                f"{name}: the library computes with {value}, vitkit with {getattr(config, name)}"
+                for name, value in changes.items())
+    return ""
+
+
+def _changes(config: ViTConfig) -> Iterator[dict[str, Any]]:
+    for count in range(1, len(CANDIDATES) + 1):
+        for names in itertools.combinations(CANDIDATES, count):
+            for values in itertools.product(*(CANDIDATES[name] for name in names)):
+                if all(value != getattr(config, name) for name, value in zip(names, values, strict=True)):
+                    yield dict(zip(names, values, strict=True))
