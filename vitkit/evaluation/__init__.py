@@ -1,0 +1,17 @@
+"""MODEL + DATA -> NUMBERS: logits of every image once, what they are worth, and single predictions.
+
+What does not belong here: files of weights (checkpoints), fitting anything (features, training), printing (cli).
+"""
+
+from __future__ import annotations
+
+from vitkit.evaluation.logits import Outputs, logits_of
+from vitkit.evaluation.match import match_classes
+from vitkit.evaluation.measure import Measures, measure
+from vitkit.evaluation.names import class_names
+from vitkit.evaluation.predict import Guess, Prediction, Predictions, predict
+
+__all__ = [
+    "Guess", "Measures", "Outputs", "Prediction", "Predictions", "class_names", "logits_of", "match_classes", "measure",
+    "predict",
+]

@@ -1,0 +1,213 @@
+"""What logits are worth: accuracy with its uncertainty, per class, confusion, calibration, and the worst errors.
+
+Legend: N images, K classes. All of it is a function of (logits, labels) and of nothing random but a fixed seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import InputError
+from vitkit.evaluation.logits import Array, Outputs
+
+BINS = 15                 # of the reliability diagram: "On Calibration of Modern Neural Networks", arXiv 1706.04599
+RESAMPLES = 10_000        # of the bootstrap
+ROWS = 4_096              # that are looked at together: memory stays that of the logits
+MOST_CLASSES = 2_000      # up to which the confusion matrix is written out
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class: numbers that are 0/0 are 0, as in scikit-learn."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images whose confidence lies in (low, high]: how sure the model was, how often it was right."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer: what it was, what was said and how surely, and the probability of the truth."""
+
+    image: str
+    truth: str
+    predicted: str
+    confidence: float
+    truth_probability: float
+
+
+@dataclass(frozen=True)
+class Measures:
+    """All numbers of one evaluation.
+
+    Args:
+        n: images.
+        top1: share of images whose largest logit is the truth's.
+        top5: share of images whose truth is among the five largest logits (1 with five classes or fewer).
+        ci95: interval of top1 that holds 95% of bootstrap resamples.
+        top5_ci95: the same of top5.
+        nll: mean of -log of the truth's probability.
+        ece: expected calibration error, in BINS bins of equal width.
+        macro_f1: mean F1 of the classes that have images.
+        per_class: one row a class, in the order of the model's outputs.
+        confusion: [K, K] images of truth (row) that were called (column); None over MOST_CLASSES classes.
+        confused: (truth, predicted, images), the most frequent confusions first.
+        reliability: the calibration's bins that have images.
+        worst: the wrong answers that were given most surely.
+    """
+
+    n: int
+    top1: float
+    top5: float
+    ci95: tuple[float, float]
+    top5_ci95: tuple[float, float]
+    nll: float
+    ece: float
+    macro_f1: float
+    per_class: tuple[ClassScore, ...]
+    confusion: Array | None
+    confused: tuple[tuple[str, str, int], ...]
+    reliability: tuple[Bin, ...]
+    worst: tuple[Wrong, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON can hold them."""
+        fields = dataclasses.asdict(dataclasses.replace(self, confusion=None))
+        return fields | {"confusion": None if self.confusion is None else self.confusion.tolist()}
+
+
+def measure(outputs: Outputs, class_names: Sequence[str] | None = None, *, worst: int = 20, seed: int = 0) -> Measures:
+    """Measure what a predictor said of a data set.
+
+    Args:
+        outputs: logits and labels; labels count the model's outputs (see `match_classes`).
+        class_names: names of the outputs; their numbers when not given.
+        worst: wrong answers that are kept, the surest first.
+        seed: of the bootstrap.
+    """
+    labels, (N, K) = outputs.labels, outputs.logits.shape
+    names = list(class_names) if class_names else [str(k) for k in range(K)]
+    if len(names) != K:
+        raise InputError(f"Expected one name for each of the {K} outputs; got {len(names)}.")
+    if N == 0 or labels.min() < 0 or labels.max() >= K:
+        raise InputError(f"Expected at least one image and labels between 0 and {K - 1}; got {N} images"
+                         + (f" and labels from {labels.min()} to {labels.max()}." if N else "."))
+    predicted, rank, confidence, truth = answers(outputs.logits, labels)
+    bins = reliability(confidence, rank == 0)
+    scores, matrix, pairs = by_class(labels, predicted, names)
+    wrong = np.flatnonzero(rank > 0)
+    wrong = wrong[np.argsort(-confidence[wrong], kind="stable")][:worst]
+    return Measures(
+        n=N, top1=float((rank == 0).mean()), top5=float((rank < 5).mean()),
+        ci95=bootstrap(rank == 0, seed), top5_ci95=bootstrap(rank < 5, seed), nll=float(-truth.mean()),
+        ece=sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / N,
+        macro_f1=float(np.mean([score.f1 for score in scores if score.support])),
+        per_class=scores, confusion=matrix, confused=pairs, reliability=bins,
+        worst=tuple(Wrong(outputs.names[i], names[labels[i]], names[predicted[i]], float(confidence[i]),
+                          float(np.exp(truth[i]))) for i in wrong))
+
+
+def answers(logits: Array, labels: Array) -> tuple[Array, Array, Array, Array]:
+    """What was said of each image, the truth's rank, the probability of what was said, and log of the truth's; 4 x [N].
+
+    Args:
+        logits: [N, K].
+        labels: [N].
+    """
+    parts = []
+    for start in range(0, len(labels), ROWS):
+        part, label = logits[start:start + ROWS].astype(np.float64), labels[start:start + ROWS]
+        said, at = part.argmax(1), np.arange(len(part))
+        log_p = part - part.max(1, keepdims=True)
+        log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))                              # [ROWS, K]
+        parts.append((said, ranks(part, label), np.exp(log_p[at, said]), log_p[at, label]))
+    predicted, rank, confidence, truth = (np.concatenate(column) for column in zip(*parts))
+    return predicted, rank, confidence, truth
+
+
+def ranks(logits: Array, labels: Array) -> Array:
+    """Outputs that come before the truth, [N]: 0 where it is the largest. Of equal ones the first comes first.
+
+    Args:
+        logits: [N, K].
+        labels: [N].
+    """
+    own = np.take_along_axis(logits, labels[:, None], 1)                                  # [N, 1]
+    before = np.arange(logits.shape[1]) < labels[:, None]
+    return ((logits > own) | ((logits == own) & before)).sum(1)
+
+
+def bootstrap(right: Array, seed: int) -> tuple[float, float]:
+    """The interval that holds 95% of the accuracies of resampled data sets.
+
+    Drawing N answers with replacement, each right or wrong, and counting the right ones is one binomial draw.
+
+    Args:
+        right: [N] booleans.
+        seed: of the draws.
+    """
+    N = len(right)
+    drawn = np.random.default_rng(seed).binomial(N, right.mean(), RESAMPLES) / N
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def reliability(confidence: Array, right: Array) -> tuple[Bin, ...]:
+    """The bins of the reliability diagram that have images.
+
+    Args:
+        confidence: [N] probability of what was said.
+        right: [N] whether it was right.
+    """
+    place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    return tuple(Bin(low=b / BINS, high=(b + 1) / BINS, count=int(here.sum()),
+                     confidence=float(confidence[here].mean()), accuracy=float(right[here].mean()))
+                 for b in range(BINS) if (here := place == b).any())
+
+
+def by_class(labels: Array, predicted: Array, names: Sequence[str],
+             ) -> tuple[tuple[ClassScore, ...], Array | None, tuple[tuple[str, str, int], ...]]:
+    """Scores of each class, the confusion matrix, and its largest entries off the diagonal.
+
+    Args:
+        labels: [N] truths.
+        predicted: [N] answers.
+        names: of the K classes.
+    """
+    K = len(names)
+    support, said = np.bincount(labels, minlength=K), np.bincount(predicted, minlength=K)
+    right = np.bincount(labels[labels == predicted], minlength=K)
+    cells, counts = np.unique(labels.astype(np.int64) * K + predicted, return_counts=True)
+    off = cells // K != cells % K
+    most = np.argsort(-counts[off], kind="stable")[:50]
+    confused = tuple((names[cell // K], names[cell % K], int(count))
+                     for cell, count in zip(cells[off][most], counts[off][most]))
+    matrix = np.zeros((K, K) if K <= MOST_CLASSES else (0, 0), np.int64)
+    if matrix.size:
+        matrix.flat[cells] = counts
+    scores = tuple(ClassScore(name=name, precision=_share(right[k], said[k]), recall=_share(right[k], support[k]),
+                              f1=_share(2 * right[k], said[k] + support[k]), support=int(support[k]))
+                   for k, name in enumerate(names))
+    return scores, matrix if matrix.size else None, confused
+
+
+def _share(part: int, whole: int) -> float:
+    return float(part / whole) if whole else 0.0
