@@ -213,7 +213,8 @@ def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]
         metadata: strings, which safetensors alone can hold.
     """
     try:
-        WRITERS[path.suffix.lower()]({name: t.detach().cpu() for name, t in tensors.items()}, path, dict(metadata or {}))
+        on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        WRITERS[path.suffix.lower()](on_cpu, path, dict(metadata or {}))
     except (safetensors.SafetensorError, RuntimeError) as error:      # how these libraries report a failed write
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.ENOSPC, str(error)) from error

@@ -1,0 +1,65 @@
+"""Small models with every weight random, so that a tensor in the wrong place shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vitkit import ViT, ViTConfig
+from vitkit.checkpoints import DIALECTS
+from vitkit.checkpoints.express import cannot
+
+SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+                         "image_size": 32, "patch_size": 8, "num_classes": 5}
+
+
+def model(seed: int = 0, **fields: Any) -> ViT:
+    generator = torch.Generator().manual_seed(seed)
+    result = ViT(ViTConfig(**{**SHAPE, **fields})).eval()
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            parameter.normal_(std=0.3, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1.0)
+    return result
+
+
+def pixels(m: ViT, seed: int = 1) -> torch.Tensor:
+    return torch.randn(2, m.config.num_channels, *m.config.image_hw, generator=torch.Generator().manual_seed(seed))
+
+
+def same_tensors(a: ViT, b: ViT) -> bool:
+    mine, other = a.state_dict(), b.state_dict()
+    return set(mine) == set(other) and all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def destination(dialect: str, stem: str = "model") -> str:
+    return stem + DIALECTS[dialect].suffixes[0]
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference, relative to the largest logit."""
+    return float((ours - theirs).abs().max() / ours.abs().max())
+
+
+# One model for each dialect that it can express, and rows that use what only some dialects have.
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "backbone": {"num_classes": 0},
+    "pre-logits": {"pre_logits": True},
+    "pooler": {"pre_logits": True, "num_classes": 0},
+    "dinov2": {"num_classes": 0, "layer_scale": 0.5},
+    "registers": {"num_classes": 0, "layer_scale": 0.5, "num_register_tokens": 3},
+    "mean": {"pool": "mean", "norm_after_pool": True},
+    "mean, norm first": {"pool": "mean"},
+    "no class token": {"class_token": False, "pool": "mean"},
+    "no qkv bias": {"qkv_bias": False},
+    "gray": {"num_channels": 1},
+    "wide image": {"image_size": (16, 32)},
+    "tanh": {"hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5},
+}
+
+
+def expressible(config: ViTConfig) -> list[str]:
+    return [name for name in DIALECTS if not cannot(config, name)]
