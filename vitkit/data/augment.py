@@ -89,12 +89,11 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
     if how.scale is None:
         x = pixels(decode(raw, name), spec, name)
     else:
-        opened = header(raw, name) if isinstance(raw, bytes) else raw
-        if isinstance(raw, bytes) and opened.format != "JPEG":      # only a JPEG gains from being opened alone
-            raw = opened = decode(raw, name)
-        box = random_box(*upright_size(opened), how.scale, how.ratio, rng)
-        cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean),
-                     opened if isinstance(raw, bytes) else None)
+        opened = header(raw, name) if isinstance(raw, bytes) else None
+        if opened is not None and opened.format != "JPEG":      # only a JPEG gains from being opened alone
+            raw, opened = decode(raw, name), None
+        box = random_box(*upright_size(opened or raw), how.scale, how.ratio, rng)
+        cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)
         filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
         x = resize_tensor(torch.from_numpy(cut), spec.size, filter_)
     if rng.random() < how.flip:

@@ -16,6 +16,7 @@ from vitkit.data.decode import Raw, decode
 from vitkit.data.names import Names
 from vitkit.data.order import Array, rng
 from vitkit.errors import ConfigError, DataError
+from vitkit.model.config import InputSpec
 
 Splits = Mapping[str, Callable[[], "Source"]]      # the splits a data set has by itself, each opened when called
 
@@ -30,6 +31,7 @@ class Source(ABC):
     """
 
     in_memory = False        # whether reading costs nothing, so that worker processes would only be in the way
+    ready_for: InputSpec | None = None      # what `raw` was preprocessed for already, see cache.py
 
     def __init__(self, labels: Sequence[int] | Array, class_names: Sequence[str],
                  names: Sequence[str] | None = None) -> None:
@@ -137,7 +139,7 @@ class Subset(Source):
         self.indices = torch.from_numpy(np.array(indices, dtype=np.int64))
         super().__init__(source.labels[self.indices.numpy()], source.class_names,
                          _Chosen(source.names, self.indices))
-        self.source, self.in_memory = source, source.in_memory
+        self.source, self.in_memory, self.ready_for = source, source.in_memory, source.ready_for
 
     def raw(self, i: int) -> Raw:
         """See Source."""

@@ -29,8 +29,8 @@ try:
 except ImportError:      # an accelerator: nothing but speed depends on it
     simplejpeg = None
 
-Raw = bytes | Image.Image               # what a source holds: an encoded file, or pixels
 Array = np.ndarray[Any, np.dtype[Any]]
+Raw = bytes | Image.Image | Array       # what a source holds: an encoded file, an image, or its pixels [H, W, C]
 Box = tuple[int, int, int, int]         # left, top, right, bottom
 
 MAX_PIXELS = 178_956_970                # Pillow's own limit, above which it refuses to open a file
@@ -120,12 +120,14 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
     """Decode at full size, turned upright, in 8 bits (mode RGB, L, RGBA or LA).
 
     Args:
-        raw: an encoded file's bytes, or an image that is decoded already.
+        raw: an encoded file's bytes, or an image or pixels that are decoded already.
         name: what to call it in an error.
 
     Raises:
         BadImage: names the image and says why.
     """
+    if isinstance(raw, np.ndarray):
+        return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
     image = opened = header(raw, name) if isinstance(raw, bytes) else raw
     try:
         fast = _turbo(raw, image, 1) if isinstance(raw, bytes) else None
@@ -159,8 +161,12 @@ def to_channels(image: Image.Image, channels: Channels, count: int, name: str = 
     return image if image.mode == mode else image.convert(mode)
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) that `decode` would return for an opened image."""
+def upright_size(image: Raw) -> tuple[int, int]:
+    """(width, height) that `decode` would return."""
+    if isinstance(image, bytes):
+        image = header(image, "image")
+    if isinstance(image, np.ndarray):
+        return image.shape[1], image.shape[0]
     width, height = image.size
     return (height, width) if orientation(image) >= 5 else (width, height)
 
@@ -170,7 +176,7 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
     """Decode one region for training; a JPEG that is far larger than wanted is decoded at a fraction of its size.
 
     Args:
-        raw: an encoded file's bytes, or a decoded image.
+        raw: an encoded file's bytes, or a decoded image or pixels.
         name: what to call it in an error.
         box: the region, in pixels of the upright image at full size.
         size: (height, width) that the region will be resized to.
@@ -181,17 +187,19 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
     Returns:
         [height, width, channels] uint8, not yet resized.
     """
+    if isinstance(raw, np.ndarray) and channels == {1: "gray", 3: "rgb"}.get(raw.shape[2]):
+        return raw[box[1]:box[3], box[0]:box[2]]
     if isinstance(raw, bytes):
         image = opened or header(raw, name)
         plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation(image) == 1
         left, top, right, bottom = box
         s = max((s for s in (8, 4, 2) if right - left >= s * size[1] and bottom - top >= s * size[0]), default=1)
-        if plain and (s > 1 or simplejpeg is not None):
+        if plain and (s > 1 or (simplejpeg is not None and image.mode == "RGB")):
             full = image.size
             try:
                 pixels = _turbo(raw, image, s) if channels == "rgb" else None
                 if pixels is None:
-                    image.draft(image.mode, (-(-full[0] // s), -(-full[1] // s)))
+                    image.draft(image.mode, (full[0] // s, full[1] // s))
                     image.load()
             except Exception as error:
                 raise bad(name, reason(error)) from error

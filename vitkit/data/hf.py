@@ -22,9 +22,10 @@ class Rows(Source):
     Args:
         rows: a `datasets.Dataset` with one column of images and one of classes.
         where: what to call it in an error.
+        training: the training split, which decides the classes where the data set does not name them.
     """
 
-    def __init__(self, rows: Any, where: str) -> None:
+    def __init__(self, rows: Any, where: str, training: Any = None) -> None:
         import datasets
 
         self.image = _column(rows, (datasets.Image,), ("image", "img"), "images", where)
@@ -35,10 +36,12 @@ class Rows(Source):
         if isinstance(feature, datasets.ClassLabel):
             class_names, numbers = list(feature.names), values
         else:
-            class_names = sorted({str(v) for v in values}, key=natural)
-            numbers = [class_names.index(str(v)) for v in values]
+            class_names = sorted({str(v) for v in (values if training is None else training[label])}, key=natural)
+            number = {name: n for n, name in enumerate(class_names)}
+            numbers = [number.get(str(v)) for v in values]
         if any(n is None or not 0 <= n < len(class_names) for n in numbers):
-            raise DataError(f"{where} has rows without a class in column {label!r}; remove them first.")
+            raise DataError(f"{where} has rows in column {label!r} without a class, or of one that training does not "
+                            f"have; remove them first.")
         super().__init__(numbers, class_names)
         self.rows = rows.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
 
@@ -98,4 +101,6 @@ def splits(place: str) -> Splits:
     if not isinstance(found, library.DatasetDict):
         return {"all": partial(Rows, found, place)}
     meaning = {word: split for split, words in SPLIT_FOLDERS.items() for word in words}
-    return {meaning.get(name, name): partial(Rows, rows, f"{place}, split {name}") for name, rows in found.items()}
+    training = found.get("train")
+    return {meaning.get(name, name): partial(Rows, rows, f"{place}, split {name}", training)
+            for name, rows in found.items()}

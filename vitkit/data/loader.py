@@ -13,7 +13,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -70,10 +70,13 @@ class _Work(Dataset[tuple[Tensor, list[Bad]]]):
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
         self.source, self.spec, self.how, self.seed = source, spec, how, seed
+        self.ready = source.ready_for == replace(spec, class_names=())
 
     def one(self, row: Row) -> Tensor:
         epoch, index = row
         name, raw = self.source.names[index], self.source.raw(index)
+        if self.how is None and self.ready:
+            return torch.from_numpy(raw)
         if self.how is None:
             return pixels(decode(raw, name), self.spec, name)
         return augment(raw, self.spec, self.how, rng(self.seed, "sample", epoch, index), name)
@@ -120,7 +123,7 @@ class _Loader:
             ahead = max(2, -(-self.prefetch * -(-size // PIECE) // self.workers))
             done = iter(DataLoader(
                 self._work, batch_size=None, sampler=cuts, num_workers=self.workers, prefetch_factor=ahead,
-                collate_fn=_same, worker_init_fn=_quiet, pin_memory=self.device.type == "cuda",
+                collate_fn=same, worker_init_fn=quiet, pin_memory=self.device.type == "cuda",
                 generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
         for task in tasks():
             parts: list[Tensor] = []
@@ -320,11 +323,13 @@ def default_workers(source: Source, ranks: int = 1) -> int:
     return max(1, cores // ranks)
 
 
-def _same(result: Any) -> Any:
+def same(result: Any) -> Any:
+    """A worker's result as it is (DataLoader's own function would convert it)."""
     return result
 
 
-def _quiet(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)      # the main process ends its workers; they have nothing to say
+def quiet(worker: int) -> None:
+    """Let a worker leave Ctrl-C to the main process, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

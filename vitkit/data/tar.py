@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,19 +42,18 @@ class Shards(Source):
                  class_names: list[str]) -> None:
         super().__init__(labels, class_names, Names(names))
         self.shards, self.where = shards, torch.from_numpy(where)
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, int] = {}      # shard -> open file
 
     def raw(self, i: int) -> bytes:
         """The bytes of image `i`."""
         shard, start, length = self.where[i].tolist()
         try:
             if shard not in self._open:
-                self._open[shard] = open(self.shards[shard], "rb", buffering=0)  # noqa: SIM115  (kept for the next read)
+                self._open[shard] = os.open(self.shards[shard], os.O_RDONLY)
             # pread has no position: processes that were forked from one another share the open file safely.
-            data = os.pread(self._open[shard].fileno(), length, start)
+            return os.pread(self._open[shard], length, start)
         except OSError as error:
             raise BadImage(f"{self.names[i]}: cannot be read ({error.strerror}).") from error
-        return data
 
     def sizes(self) -> Array:
         """Bytes of each image."""
@@ -61,6 +61,10 @@ class Shards(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
+
+    def __del__(self) -> None:
+        for file in self.__dict__.get("_open", {}).values():
+            os.close(file)
 
 
 def splits(place: str) -> Splits:
@@ -82,15 +86,18 @@ def splits(place: str) -> Splits:
         found = {"all": sorted(path.glob("*.tar"), key=lambda f: natural(f.name))}
     if not any(found.values()):
         raise DataError(f"No .tar shards in {place!r} (compressed ones cannot be read at random: decompress them).")
-    return {split: partial(read_shards, files, split) for split, files in found.items()}
+    first = partial(read_shards, found["train"], "train") if "train" in found else None
+    return {split: partial(read_shards, files, split, first if split != "train" else None)
+            for split, files in found.items()}
 
 
-def read_shards(shards: list[Path], split: str) -> Shards:
+def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] | None = None) -> Shards:
     """List the images of shards, or take the list that was kept.
 
     Args:
         shards: the tar files.
         split: part of the kept list's name.
+        training: opens the training split, which decides the classes.
     """
     kept = shards[0].parent / INDEX.format(split)
     stamp = [[s.name, s.stat().st_size, s.stat().st_mtime_ns] for s in shards]
@@ -106,7 +113,7 @@ def read_shards(shards: list[Path], split: str) -> Shards:
         except OSError:      # a place that cannot be written to: the list is made again next time
             pass
     rows = index["rows"]
-    given = _class_names(shards[0].parent)
+    given = _class_names(shards[0].parent) or (list(training().class_names) if training is not None else [])
     found = sorted({row[4] for row in rows}, key=natural)
     if given and all(c.isdecimal() and int(c) < len(given) for c in found):
         class_names, number = given, {c: int(c) for c in found}

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.images import class_folder, encoded, picture
+from vitkit.data import SOURCES, open_source, open_splits
+from vitkit.data.base import Pixels, Subset, stratified
+from vitkit.data.idx import read_idx
+from vitkit.data.names import Names, natural
+from vitkit.errors import BadImage, ConfigError, DataError, UnknownName, pick
+
+
+@pytest.fixture
+def photos(tmp_path):
+    class_folder(tmp_path / "photos/train", {"10": 3, "2": 4, "1": 5})
+    class_folder(tmp_path / "photos/val", {"10": 2, "1": 1})
+    return tmp_path / "photos"
+
+
+def write_csv(root):
+    class_folder(root, {"cat": 6, "dog": 8})
+    with open(root / "labels.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label"])
+        rows.writerows([str(f.relative_to(root)), f.parent.name] for f in sorted(root.glob("*/*.jpg")))
+    return root / "labels.csv"
+
+
+def write_parquet(root):
+    from pyarrow import parquet, table
+
+    class_folder(root, {"cat": 6, "dog": 8})
+    files = sorted(root.glob("*/*.jpg"))
+    parquet.write_table(table({"path": [str(f.relative_to(root)) for f in files],
+                               "label": [f.parent.name for f in files]}), root / "labels.parquet")
+    return root / "labels.parquet"
+
+
+def write_hf(root):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    cells = [{"bytes": encoded(picture(i)), "path": None} for i in range(14)]
+    datasets.Dataset.from_dict({"image": cells, "label": [0] * 6 + [1] * 8}, features=features).save_to_disk(root)
+    return root
+
+
+def write_tar(root):
+    root.mkdir()
+    for shard in range(2):
+        with tarfile.open(root / f"shard-{shard}.tar", "w") as tar:
+            for n in range(7):
+                label = int(shard * 7 + n >= 6)
+                for ending, data in (("jpg", encoded(picture(shard * 7 + n))), ("cls", str(label).encode())):
+                    info = tarfile.TarInfo(f"{shard:02d}{n:04d}.{ending}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    (root / "classes.txt").write_text("cat\ndog\n")
+    return root
+
+
+def write_idx(root):
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (14, 5, 7), dtype=np.uint8), np.array([0] * 6 + [1] * 8, np.uint8)
+    for part in ("train", "t10k"):
+        with gzip.open(root / f"{part}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(struct.pack(">HBB3I", 0, 8, 3, *images.shape) + images.tobytes())
+        (root / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 14) + labels.tobytes())
+    return root
+
+
+def write_folder(root):
+    return class_folder(root, {"cat": 6, "dog": 8})
+
+
+MADE = {"folder": write_folder, "csv": write_csv, "parquet": write_parquet, "hf": write_hf, "tar": write_tar,
+        "idx": write_idx}
+
+
+def make(kind, tmp_path):
+    """The spec of a small data set of one kind; every row of SOURCES has one."""
+    if kind == "digits":
+        return "digits"
+    if kind == "food":
+        for split, counts in {"train": (78, 75, 72), "test": (25, 19, 31)}.items():
+            class_folder(tmp_path / "food" / split, dict(zip(("pizza", "steak", "sushi"), counts, strict=True)), (9, 8))
+        return f"food:{tmp_path / 'food'}"
+    return f"{kind}:{MADE[kind](tmp_path / 'made')}"
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_is_the_same_twice_and_after_pickling(kind, tmp_path):
+    spec = make(kind, tmp_path)
+    a, b = open_source(spec), open_source(spec)
+    assert a.fingerprint() == b.fingerprint()
+    assert list(a.names) == list(b.names)
+    assert len(set(a.names)) == len(a) == len(a.labels)
+    assert a.class_names == b.class_names
+    copy = pickle.loads(pickle.dumps(a))
+    for i in (0, len(a) // 2, len(a) - 1):
+        image, label = a.read(i)
+        assert np.array_equal(np.asarray(image), np.asarray(b.read(i)[0]))
+        assert np.array_equal(np.asarray(image), np.asarray(copy.read(i)[0]))
+        assert label == a.labels[i] == copy.labels[i]
+    assert sum(a.counts().values()) == len(a)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_has_a_held_out_part_that_training_does_not_see(kind, tmp_path):
+    spec = make(kind, tmp_path)
+    train, val = open_source(spec), open_source(spec, "val")
+    assert len(train)
+    assert len(val)
+    if set(open_splits(spec)) == {"all"}:
+        assert not set(train.names) & set(val.names)
+        assert len(train) + len(val) == len(open_source(spec, "all"))
+        assert set(train.labels) == set(val.labels)
+    assert train.class_names == val.class_names
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_plain_path_is_recognised(kind, tmp_path):
+    place = MADE[kind](tmp_path / "made")
+    assert list(open_source(place).names) == list(open_source(f"{kind}:{place}").names)
+    if kind != "idx":
+        assert open_source(place).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "parquet", "tar"])
+def test_an_unreadable_image_is_named(kind, tmp_path):
+    place = MADE[kind](tmp_path / "made")
+    if kind == "tar":
+        shard = tmp_path / "made/shard-0.tar"
+        data = shard.read_bytes()
+        shard.write_bytes(data[:512] + bytes(1024) + data[1536:])      # the start of the first member's bytes
+        source = open_source(place, "all")
+        with pytest.raises(BadImage, match=r"shard-0\.tar/000000\.jpg"):
+            source.read(0)
+        return
+    source = open_source(place, "all")
+    (tmp_path / "made" / source.names[2]).write_bytes(b"nothing")
+    with pytest.raises(BadImage, match=rf"^{source.names[2]}: not an image"):
+        source.read(2)
+    (tmp_path / "made" / source.names[2]).unlink()
+    with pytest.raises(BadImage, match=rf"^{source.names[2]}: cannot be read"):
+        source.read(2)
+
+
+def test_numeric_classes_are_in_numeric_order_in_every_split(photos):
+    train, val = open_source(photos), open_source(photos, "val")
+    assert train.class_names == val.class_names == ("1", "2", "10")
+    assert train.counts() == {"1": 5, "2": 4, "10": 3}
+    assert val.counts() == {"1": 1, "2": 0, "10": 2}
+
+
+def test_the_order_is_not_the_file_systems(photos, monkeypatch):
+    import os
+
+    names = list(open_source(photos).names)
+    class Reversed(list):
+        __enter__ = list.copy
+
+        def __exit__(self, *error):
+            pass
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: Reversed(list(scandir(path))[::-1]))
+    assert list(open_source(photos).names) == names
+
+
+def test_val_and_test_stand_in_for_each_other(photos):
+    assert list(open_source(photos, "test").names) == list(open_source(photos, "val").names)
+    with pytest.raises(DataError, match=r"no split 'dev'; it has: train, val"):
+        open_source(photos, "dev")
+    with pytest.raises(DataError, match="split already"):
+        open_source(photos, "all")
+
+
+def test_a_class_that_training_does_not_know_is_refused(photos):
+    class_folder(photos / "val", {"99": 1})
+    with pytest.raises(DataError, match="class '99' that the training folder does not have"):
+        open_source(photos, "val")
+
+
+def test_the_fingerprint_sees_names_labels_and_sizes(photos):
+    first = open_source(photos).fingerprint()
+    file = photos / "train/1/000.jpg"
+    file.write_bytes(file.read_bytes() + b"\0")
+    second = open_source(photos).fingerprint()
+    file.rename(file.with_name("x.jpg"))
+    third = open_source(photos).fingerprint()
+    (photos / "train/1/x.jpg").rename(photos / "train/2/x.jpg")
+    assert len({first, second, third, open_source(photos).fingerprint()}) == 4
+
+
+def test_hidden_files_and_other_files_are_not_images(photos):
+    count = len(open_source(photos))
+    for name in (".hidden.jpg", "notes.txt", "Thumbs.db"):
+        (photos / "train/1" / name).write_bytes(b"x")
+    (photos / "train/.cache").mkdir()
+    assert len(open_source(photos)) == count
+
+
+@pytest.mark.parametrize(("spec", "says"), [
+    ("nowhere/at/all", "There is no data at 'nowhere/at/all'"),
+    ("digits:here", "take no place"),
+    ("folder:nowhere", "no folder"),
+    ("food:nowhere", "no folder"),
+    ("idx:nowhere", "No IDX files"),
+])
+def test_mistakes_are_one_sentence(spec, says):
+    with pytest.raises(DataError, match=says):
+        open_source(spec)
+
+
+def test_an_unknown_kind_offers_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean 'digits'"):
+        pick(SOURCES, "digit", "data source")
+
+
+def test_folders_without_classes_and_without_images(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match="no class folders"):
+        open_source(tmp_path / "a")
+    (tmp_path / "a/cat").mkdir()
+    with pytest.raises(DataError, match="holds no images"):
+        open_source(tmp_path / "a")
+
+
+def test_csv_with_splits_and_with_mistakes(tmp_path):
+    class_folder(tmp_path, {"cat": 3})
+    table = tmp_path / "t.csv"
+    table.write_text("﻿file,class,split\ncat/000.jpg,7,train\ncat/001.jpg,10,train\ncat/002.jpg,7,validation\n",
+                     encoding="utf-8")
+    assert open_source(table).class_names == open_source(table, "val").class_names == ("7", "10")
+    assert len(open_source(table)) == 2
+    for text, says in {"path\nx\n": "no column 'label'", "path,label\nx\n": "line 2: expected 2 cells",
+                       "path,label,split\nx,y,sometimes\n": "row 2: unknown split 'sometimes'", "": "is empty",
+                       "path,label\nx,\n": "row 2: expected a path and a label"}.items():
+        table.write_text(text)
+        with pytest.raises(DataError, match=says):
+            open_source(table)
+
+
+def test_tar_is_indexed_once_and_again_when_it_changes(tmp_path):
+    place = write_tar(tmp_path / "made")
+    first = open_source(place, "all")
+    kept = next(place.glob(".vitkit-index-*.json"))
+    index = json.loads(kept.read_text())
+    index["rows"] = index["rows"][:5]
+    kept.write_text(json.dumps(index))
+    assert len(open_source(place, "all")) == 5          # the kept list is what is read
+    with tarfile.open(place / "shard-1.tar", "a") as tar:
+        for name, data in {"new.jpg": encoded(picture(99)), "new.json": b'{"label": 1}'}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    assert len(open_source(place, "all")) == len(first) + 1
+
+
+def test_tar_with_folders_for_classes(tmp_path):
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for name in ("n02/a.jpg", "n10/b.jpg", "n10/c.jpg"):
+            data = encoded(picture(0))
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    source = open_source(f"tar:{tmp_path}", "train")
+    assert source.class_names == ("n02", "n10")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\x08", struct.pack(">HBBI", 0, 8, 1, 9) + b"12",
+                                  struct.pack(">HBBI", 0, 13, 1, 1) + b"1234"])
+def test_broken_idx_files_are_named(tmp_path, data):
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(DataError, match=str(tmp_path / "x")):
+        read_idx(tmp_path / "x")
+
+
+def test_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    source = open_source("digits", "all")
+    assert len(source) == 1797
+    assert source.class_names == tuple("0123456789")
+    for i in (0, 900, 1796):
+        assert np.array_equal(np.rint(np.asarray(source.read(i)[0]) / 255 * 16), load_digits().images[i])
+
+
+def test_food_reads_as_its_course_made_it(shared_data):
+    for spec in (f"food:{shared_data / 'pizza_steak_sushi'}", str(shared_data / "pizza_steak_sushi")):
+        train, test = open_source(spec), open_source(spec, "test")
+        assert (len(train), len(test)) == (225, 75)
+        assert train.class_names == test.class_names == ("pizza", "steak", "sushi")
+        assert train.counts() == {"pizza": 78, "steak": 75, "sushi": 72}
+
+
+def test_fashion_mnist_knows_its_names(shared_data):
+    train, test = open_source(shared_data / "fashion_mnist"), open_source(shared_data / "fashion_mnist", "test")
+    assert (len(train), len(test)) == (60_000, 10_000)
+    assert train.class_names[9] == test.class_names[9] == "Ankle boot"
+    assert train.read(0)[1] == 9
+
+
+def test_stratified_keeps_the_balance_and_depends_on_the_seed():
+    labels = np.repeat([0, 1, 2], [100, 50, 2])
+    kept, held = stratified(labels, 0.1, 0)
+    assert sorted([*kept, *held]) == list(range(152))
+    assert np.bincount(labels[held]).tolist() == [10, 5, 1]
+    assert held.tolist() == stratified(labels, 0.1, 0)[1].tolist() != stratified(labels, 0.1, 1)[1].tolist()
+    with pytest.raises(ConfigError):
+        stratified(labels, 1.0, 0)
+
+
+def test_one_image_a_class_cannot_be_split(tmp_path):
+    class_folder(tmp_path, {"a": 1, "b": 1})
+    with pytest.raises(DataError, match="use split 'all'"):
+        open_source(tmp_path, "val")
+    assert len(open_source(tmp_path, "all")) == 2
+
+
+def test_subsets_and_pixels():
+    images = np.arange(4 * 6, dtype=np.uint8).reshape(4, 2, 3)
+    whole = Pixels(images, [0, 1, 1, 0], ["a", "b"])
+    part = Subset(whole, [3, 1])
+    assert [part.read(i)[1] for i in range(2)] == [0, 1]
+    assert part.names[0] == "row 3"
+    assert np.array_equal(np.asarray(part.read(0)[0]), images[3])
+    with pytest.raises(DataError, match="4 images and 3 labels"):
+        Pixels(images, [0, 1, 1], ["a", "b"])
+
+
+def test_names_keep_every_string_and_little_memory():
+    names = [f"class/{i:07d}.jpg" for i in range(1000)] + ["", "ünï", "\udcff"]
+    kept = Names(names)
+    assert list(kept) == names
+    assert kept[-1] == names[-1]
+    assert kept[3:5] == names[3:5]
+    assert kept.nbytes < 30 * len(names)
+    with pytest.raises(IndexError):
+        kept[len(names)]
+
+
+def test_natural_order():
+    assert sorted(["10", "9", "a10", "a9", "1", "b", "01"], key=natural) == ["01", "1", "9", "10", "a9", "a10", "b"]
+
+
+def test_images_of_a_hub_data_set_are_not_decoded_to_be_listed(tmp_path):
+    source = open_source(write_hf(tmp_path / "made"), "all")
+    assert isinstance(source.raw(0), bytes)
+    assert source.sizes().min() > 100
+    assert isinstance(source.read(0)[0], Image.Image)
+
+
+def test_shards_of_another_split_take_the_classes_of_training(tmp_path):
+    for split, classes in {"train": ["ant", "bee", "cat"], "val": ["cat"]}.items():
+        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
+            for name in classes:
+                data = encoded(picture(0))
+                info = tarfile.TarInfo(f"{name}/x.jpg")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    val = open_source(f"tar:{tmp_path}", "val")
+    assert val.class_names == ("ant", "bee", "cat")
+    assert val.labels.tolist() == [2]

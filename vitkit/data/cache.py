@@ -1,0 +1,191 @@
+"""Decoded images on disk: a JPEG is decoded once, later epochs copy bytes.
+
+A cache is a folder: images.u8 (all pixels, one image behind the other), index.npy (where each begins, its height, width
+and channels) and cache.json (what it was made from and how; written last, so that half a cache is none).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.base import Source
+from vitkit.data.decode import Raw, decode, header, region, upright_size
+from vitkit.data.loader import default_workers, quiet, same
+from vitkit.data.order import Array
+from vitkit.data.preprocess import pixels
+from vitkit.errors import BadImage, ConfigError, OutputError
+from vitkit.model.config import InputSpec
+
+VERSION = 1
+Progress = Callable[[int, int], None]      # images done, images in all
+PIECE = 16                                 # images that a worker decodes at a time
+
+
+class CachedSource(Source):
+    """A source whose images were decoded before.
+
+    Args:
+        source: what the cache was made from; still gives names, labels and the fingerprint.
+        folder: the cache.
+    """
+
+    def __init__(self, source: Source, folder: Path) -> None:
+        super().__init__(source.labels, source.class_names, source.names)
+        self.source, self.folder = source, folder
+        about = json.loads((folder / "cache.json").read_text())
+        self.bad: dict[str, str] = about["bad"]
+        self.ready_for = InputSpec.from_dict(about["spec"]) if about["spec"] else None
+        self._index = np.load(folder / "index.npy", mmap_mode="r")
+        self._map()
+
+    def _map(self) -> None:
+        # Mapped copy-on-write: nobody writes, but torch warns about memory that cannot be written to.
+        empty = not (self.folder / "images.u8").stat().st_size
+        self._pixels = np.zeros(0, np.uint8) if empty else np.asarray(
+            np.memmap(self.folder / "images.u8", np.uint8, mode="c"))
+
+    def raw(self, i: int) -> Array:
+        """The pixels of image `i`, [H, W, C] uint8."""
+        if (why := self.bad.get(str(i))) is not None:
+            raise BadImage(why)
+        start, H, W, C = self._index[i].tolist()
+        return self._pixels[start:start + H * W * C].reshape(H, W, C)
+
+    def sizes(self) -> Array | None:
+        """See Source."""
+        return self.source.sizes()
+
+    def place(self, i: int) -> Path | None:
+        """See Source."""
+        return self.source.place(i)
+
+    def fingerprint(self) -> str:
+        """That of the source."""
+        return self.source.fingerprint()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_pixels"}      # a worker maps the file itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+def cached(source: Source, folder: str | Path, *, spec: InputSpec | None = None, short_side: int | None = None,
+           workers: int | None = None, progress: Progress | None = None) -> CachedSource:
+    """Open the cache of a source, after making it where there is none that fits.
+
+    Args:
+        source: where images come from.
+        folder: the cache's own folder; what is in it of another source, or made otherwise, is replaced.
+        spec: keep what evaluation feeds (resized, cropped, exact to the bit) instead of whole images.
+        short_side: reduce larger images until their shorter side is this long; smaller caches, for training only.
+            None keeps every pixel.
+        workers: processes that decode; None for one a core.
+        progress: called with (images done, images in all).
+
+    Raises:
+        OutputError: the folder cannot be written to.
+    """
+    if spec is not None and short_side is not None:
+        raise ConfigError("A cache is made for an InputSpec or with a short side; give one of them.")
+    folder = Path(folder)
+    exact = replace(spec, class_names=()) if spec is not None else None
+    about = {"version": VERSION, "fingerprint": source.fingerprint(), "short_side": short_side,
+             "spec": exact.to_dict() if exact is not None else None}
+    try:
+        old = json.loads((folder / "cache.json").read_text())
+    except (OSError, ValueError):
+        old = {}
+    if {key: old.get(key) for key in about} != about:
+        try:
+            _make(source, folder, about, exact, short_side, workers, progress)
+        except OSError as error:
+            raise OutputError(f"The cache {folder} could not be written: {error.strerror or error}. Choose a place "
+                              f"with enough room.") from error
+    return CachedSource(source, folder)
+
+
+def _make(source: Source, folder: Path, about: dict[str, Any], spec: InputSpec | None, short_side: int | None,
+          workers: int | None, progress: Progress | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cache.json").unlink(missing_ok=True)
+    index = np.zeros((len(source), 4), np.int64)
+    bad: dict[str, str] = {}
+    end, part = 0, folder / f"images.{os.getpid()}.part"
+    try:
+        with open(part, "wb") as file:
+            for i, found in enumerate(_decoded(source, spec, short_side, workers)):
+                if isinstance(found, str):
+                    bad[str(i)] = found
+                else:
+                    index[i] = (end, *found.shape)
+                    end += file.write(np.ascontiguousarray(found).data)
+                if progress is not None:
+                    progress(i + 1, len(source))
+        os.replace(part, folder / "images.u8")
+    finally:
+        part.unlink(missing_ok=True)
+    np.save(folder / "index.npy", index)
+    (folder / "cache.json").write_text(json.dumps(about | {"bad": bad}, indent=1) + "\n")
+
+
+class _Decode(Dataset[list[Any]]):
+    def __init__(self, source: Source, spec: InputSpec | None, short_side: int | None) -> None:
+        self.source, self.spec, self.short_side = source, spec, short_side
+
+    def __getitem__(self, rows: range) -> list[Array | str]:
+        return [self.one(i) for i in rows]
+
+    def one(self, i: int) -> Array | str:
+        name = self.source.names[i]
+        try:
+            raw = self.source.raw(i)
+            if self.spec is not None:
+                return pixels(decode(raw, name), self.spec, name).numpy()
+            return shrunk(raw, name, self.short_side)
+        except BadImage as error:
+            return str(error)
+
+
+def shrunk(raw: Raw, name: str, short_side: int | None) -> Array:
+    """Decode an image, reduced where its shorter side is longer than `short_side`: [H, W, C] uint8.
+
+    Args:
+        raw: what a source holds.
+        name: what to call it in an error.
+        short_side: pixels; None keeps the size.
+    """
+    image: Image.Image | None = None
+    if short_side is not None and isinstance(raw, bytes):
+        opened = header(raw, name)
+        if opened.format == "JPEG" and opened.mode == "RGB":      # at a fraction of its size where that is enough
+            width, height = upright_size(opened)
+            at_least = (short_side, short_side)
+            image = Image.fromarray(region(raw, name, (0, 0, width, height), at_least, "rgb", 3, opened))
+    image = image or decode(raw, name)
+    if short_side is not None and min(image.size) > short_side:
+        ratio = short_side / min(image.size)
+        image = image.resize((round(image.width * ratio), round(image.height * ratio)), Image.Resampling.BICUBIC)
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def _decoded(source: Source, spec: InputSpec | None, short_side: int | None,
+             workers: int | None) -> Iterator[Array | str]:
+    work = _Decode(source, spec, short_side)
+    rows = [range(i, min(i + PIECE, len(source))) for i in range(0, len(source), PIECE)]
+    workers = default_workers(source) if workers is None else workers
+    done = map(work.__getitem__, rows) if not workers else DataLoader(
+        work, batch_size=None, sampler=rows, num_workers=workers, collate_fn=same, worker_init_fn=quiet)
+    for piece in done:
+        yield from piece
