@@ -76,6 +76,7 @@ def test_parts_are_torchs_own():
     assert isinstance(block.msa_block.multihead_attn, nn.MultiheadAttention)
     assert block.msa_block.multihead_attn.batch_first
     assert [type(part) for part in block.mlp_block.mlp] == [nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout]
+    assert block.mlp_block.mlp[1].approximate == "none"
     assert [type(part) for part in model.classifier] == [nn.LayerNorm, nn.Linear]
     assert isinstance(model.embedding_dropout, nn.Dropout)
 

@@ -6,6 +6,7 @@ The bar is relative, since fp32 rounds: max|difference| <= 5e-6 x the largest va
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -120,6 +121,21 @@ def test_one_set_of_weights_one_answer(case, door):
     with torch.no_grad():
         compared = agree(of_engine(engine)(x), DOORS[door](engine)(x))
     assert compared == SHOWN[door] - ({"tokens"} if config.norm_after_pool else set())
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9), st.integers(1, 40), st.tuples(
+    st.integers(1, 4), st.integers(1, 4)), st.integers(1, 9), st.integers(1, 4), st.sampled_from(["gelu", "gelu_tanh"]))
+@torch.no_grad()
+def test_the_three_doors_agree_for_any_shape(layers, heads, head_size, mlp, grid, patch, channels, act):
+    torch.manual_seed(0)
+    config = ViTConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=heads * head_size,
+                       intermediate_size=mlp, image_size=(grid[0] * patch, grid[1] * patch), patch_size=patch,
+                       num_channels=channels, num_classes=5, hidden_act=act, layer_norm_eps=1e-3)
+    engine, x = filled(config).double(), pixels(config).double()
+    logits = as_paper(engine)(x)
+    same(engine(x), logits, bar=1e-12)
+    same(as_twelve(engine)(x).logits, logits, bar=1e-12)
 
 
 def test_the_true_b16():
@@ -335,16 +351,20 @@ def test_pruned_heads(heads):
     for layer, gone in heads.items():
         mask[layer, gone] = 0
     expected = masked_paper(engine, mask)(x)
-    twelve = as_twelve(engine)
+    whole, twelve = copy.deepcopy(engine), as_twelve(engine)
+    assert (expected - engine(x)).abs().max() > 0.01
     twelve.prune_heads(heads)
     engine.prune_heads(heads)
-    assert (expected - as_paper(filled(TINY))(x)).abs().max() > 0.01
     same(engine(x), expected)
     same(twelve(x).logits, expected)
     moved = as_twelve(engine)                     # built pruned, weights by the dialect
     assert moved.config.pruned_heads == engine.config.pruned_heads == twelve.config.pruned_heads
     assert {k: v.shape for k, v in moved.state_dict().items()} == {k: v.shape for k, v in twelve.state_dict().items()}
     same(moved(x).logits, expected)
+    more = torch.tensor([[0.5, 1, 0, 1], [1, 0.5, 1, 0]])     # masks name heads by original number, pruned or not
+    expected = masked_paper(whole, mask * more)(x)
+    same(engine(x, head_mask=more), expected)
+    same(twelve(x, head_mask=more).logits, expected)
     back = ViT(engine.config).eval()
     back.load_state_dict(from_dialect(twelve.state_dict(), "huggingface", engine.config))
     assert torch.equal(back(x), engine(x))

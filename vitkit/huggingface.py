@@ -35,9 +35,9 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import ViTConfig
 
-__all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutput", "PatchEmbeddings", "ViTAttention",
-           "ViTConfig", "ViTEmbeddings", "ViTEncoder", "ViTForImageClassification", "ViTIntermediate", "ViTLayer",
-           "ViTModel", "ViTOutput", "ViTPooler", "ViTSelfAttention", "ViTSelfOutput"]
+__all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutput", "ModelOutput", "PatchEmbeddings",
+           "ViTAttention", "ViTConfig", "ViTEmbeddings", "ViTEncoder", "ViTForImageClassification", "ViTIntermediate",
+           "ViTLayer", "ViTModel", "ViTOutput", "ViTPooler", "ViTSelfAttention", "ViTSelfOutput"]
 
 # What the engine can do and these classes have no place for: the field, and its only value here.
 FIXED: dict[str, Any] = {"pool": "cls", "class_token": True, "layer_scale": None, "num_register_tokens": 0,
@@ -428,7 +428,7 @@ class ViTModel(nn.Module):
         self.pooler = ViTPooler(config) if add_pooling_layer else None
         _initialise(self, config.initializer_range)
 
-    def forward(self, pixel_values: Tensor | None = None, bool_masked_pos: Tensor | None = None,  # noqa: PLR0917
+    def forward(self, pixel_values: Tensor | None = None, bool_masked_pos: Tensor | None = None,
                 head_mask: Tensor | None = None, output_attentions: bool | None = None,
                 output_hidden_states: bool | None = None, interpolate_pos_encoding: bool | None = None,
                 return_dict: bool | None = None) -> BaseModelOutputWithPooling | tuple[Any, ...]:
@@ -509,7 +509,7 @@ class ViTForImageClassification(nn.Module):
         """The architecture."""
         return self.vit.config
 
-    def forward(self, pixel_values: Tensor | None = None, head_mask: Tensor | None = None,  # noqa: PLR0917
+    def forward(self, pixel_values: Tensor | None = None, head_mask: Tensor | None = None,
                 labels: Tensor | None = None, output_attentions: bool | None = None,
                 output_hidden_states: bool | None = None, interpolate_pos_encoding: bool | None = None,
                 return_dict: bool | None = None) -> ImageClassifierOutput | tuple[Any, ...]:

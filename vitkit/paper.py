@@ -155,7 +155,7 @@ class ViT(nn.Module):
         embedding_dropout: dropout after adding the positions.
     """
 
-    def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3,  # noqa: PLR0917
+    def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3,
                  patch_size: int = 16, num_transformer_layers: int = 12, embedding_dim: int = 768,
                  mlp_size: int = 3072, num_heads: int = 12, num_classes: int = 1000, *, attn_dropout: float = 0,
                  mlp_dropout: float = 0.1, embedding_dropout: float = 0.1) -> None:
