@@ -13,7 +13,13 @@
     │   └── HubError             a hub file that could not be fetched
     ├── DataError                a data set that cannot be used as asked
     │   └── BadImage             one image that cannot be decoded, always named
+    ├── Diverged                 a training whose loss is no finite number any more
     ├── OutputError              a place that cannot be written to
+    ├── RequestError             a request that the server cannot read
+    │   ├── TooLarge             over one of the server's limits
+    │   ├── TooSlow              did not arrive in time
+    │   ├── Unauthorised         without the server's token
+    │   └── Busy                 the server has no room just now; trying again later will do
     └── MissingDependency        an optional library that is not installed                (also an ImportError)
 
 What belongs here: classes without behaviour, and `pick`. What does not: anything that imports another room.
@@ -80,8 +86,32 @@ class BadImage(DataError):
     """One image that cannot be decoded; the message names it."""
 
 
+class Diverged(VitkitError):
+    """The loss or its gradient is no finite number any more; what was saved before is kept."""
+
+
 class OutputError(VitkitError):
     """A place that cannot be written to."""
+
+
+class RequestError(VitkitError, ValueError):
+    """A request that the server cannot read."""
+
+
+class TooLarge(RequestError):
+    """A request over one of the server's limits."""
+
+
+class TooSlow(RequestError):
+    """A request that did not arrive in time."""
+
+
+class Unauthorised(RequestError):
+    """A request without the server's token."""
+
+
+class Busy(RequestError):
+    """The server has no room just now; trying again later will do."""
 
 
 class MissingDependency(VitkitError, ImportError):

@@ -75,11 +75,7 @@ class RunFolder:
             run.check(info)
             run._tidy()
             return run
-        left = [p for p in path.iterdir() if not p.name.startswith(".vitkit-")] if path.is_dir() else []
-        if left or path.is_file():
-            what = "holds a run already" if (path / "run.json").is_file() else "is there already and holds no run"
-            raise OutputError(f"{path} {what}; choose another --out"
-                              f"{', or go on with it by --resume' if what.startswith('holds') else ''}.")
+        cls.check_place(path)
         from vitkit.checkpoints.atomic import staging
 
         values = {**info, "created": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment()}
@@ -88,6 +84,16 @@ class RunFolder:
         run = cls(path, values)
         run._tidy()
         return run
+
+    @staticmethod
+    def check_place(path: str | Path) -> None:
+        """Refuse a place where something is already."""
+        path = Path(path).expanduser()
+        if (path / "run.json").is_file():
+            raise OutputError(f"{path} holds a run already; choose another --out, or go on with it by --resume.")
+        left = [p for p in path.iterdir() if not p.name.startswith(".vitkit-")] if path.is_dir() else []
+        if left or path.is_file():
+            raise OutputError(f"{path} is there already and holds no run; choose another --out.")
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

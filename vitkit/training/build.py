@@ -1,0 +1,80 @@
+"""The model that a run starts from: new, or pre-trained with a new head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitkit.checkpoints import load
+from vitkit.errors import ConfigError
+from vitkit.model.config import InputSpec, variant
+from vitkit.model.vit import ViT
+from vitkit.training.recipe import Recipe
+
+
+def new_model(name: str | None, recipe: Recipe, classes: Sequence[str], seed: int,
+              image_size: int | tuple[int, int] | None = None) -> ViT:
+    """A model with random weights, a function of the seed.
+
+    Args:
+        name: a variant; None for the recipe's own model.
+        recipe: says size, dropout and the head.
+        classes: names of the outputs.
+        seed: of the weights.
+        image_size: pixels; the recipe's, else the model's own, when not given.
+    """
+    if name is None and recipe.config is None:
+        raise ConfigError("What shall be trained? Give --model (see `vitkit models`) or --from with weights.")
+    size = image_size or recipe.image_size
+    changes: dict[str, Any] = {"num_classes": len(classes), "hidden_dropout_prob": recipe.dropout,
+                               "drop_path_rate": recipe.drop_path, **({"image_size": size} if size else {})}
+    if name is not None:
+        config = variant(name, pre_logits=recipe.pre_logits, **changes)
+    else:
+        assert recipe.config is not None
+        config = dataclasses.replace(recipe.config, **changes)
+    torch.manual_seed(seed)
+    model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
+    nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
+    return model
+
+
+def pretrained(source: str | Path, recipe: Recipe, classes: Sequence[str],
+               image_size: int | tuple[int, int] | None = None) -> ViT:
+    """A pre-trained model; its head is kept where its classes are these, else replaced by zeros (section 3.1).
+
+    Args:
+        source: what `vitkit.load` takes.
+        recipe: says size and dropout.
+        classes: names of the outputs.
+        image_size: pixels; the recipe's, else the weights' own, when not given.
+    """
+    model = load(source, image_size=image_size or recipe.image_size, hidden_dropout_prob=recipe.dropout,
+                 drop_path_rate=recipe.drop_path, dtype="float32")
+    with torch.no_grad():       # parameters of their own: what `load` gives may be mapped from the file
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    if model.input_spec.class_names != tuple(classes):
+        new_head(model, classes, recipe.head_bias)
+    return model
+
+
+def new_head(model: ViT, classes: Sequence[str], bias: float = 0.0) -> None:
+    """Replace the whole head by one linear layer of zeros, in place.
+
+    Args:
+        model: a ViT.
+        classes: names of the new outputs.
+        bias: of each of them.
+    """
+    model.config = dataclasses.replace(model.config, num_classes=len(classes), pre_logits=False)
+    model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))
+    model.pre_logits = None
+    model.head = nn.Linear(model.config.hidden_size, len(classes))
+    nn.init.zeros_(model.head.weight)
+    nn.init.constant_(model.head.bias, bias)

@@ -1,0 +1,362 @@
+"""The loop: batch -> loss -> gradients -> update, and after chosen steps a line of metrics, a validation, a save.
+
+Every step is a function of (seed, step, rank) and of the weights before it: order, augmentation and mixing come from
+the loader that way, and the generator behind dropout and stochastic depth is seeded anew before each step. So going on
+from a saved step is the same as having come there.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.base import Source
+from vitkit.data.loader import Batch, TrainLoader
+from vitkit.engine import Engine
+from vitkit.errors import Diverged
+from vitkit.evaluation.logits import logits_of
+from vitkit.evaluation.measure import answers
+from vitkit.model.vit import ViT
+from vitkit.training import state
+from vitkit.training.ema import Average
+from vitkit.training.loss import LOSSES
+from vitkit.training.optim import optimizer_for, set_lr
+from vitkit.training.recipe import Recipe
+from vitkit.training.run import RunFolder
+from vitkit.training.schedule import lr_at
+from vitkit.training.settings import Settings, Shares
+from vitkit.training.state import Progress
+from vitkit.training.track import Trackers
+
+Watch = Callable[[dict[str, Any]], None]        # is told of every line of metrics, and of each step ("event": "step")
+
+LEAST_SCALE = 2.0 ** -8     # fp16's loss scale below which overflow is no accident any more
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """What the generator behind dropout and stochastic depth starts from at a step.
+
+    Args:
+        seed: the run's.
+        step: from 0.
+        rank: of the process.
+    """
+    return int(np.random.SeedSequence([seed, 5, step, rank, 4]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        step: updates that are done.
+        total: updates of a whole run.
+        best: highest validation accuracy; None without a validation part.
+        stopped: whether it was interrupted (Ctrl-C, or a request to terminate).
+        seconds: of this process, not of the run.
+    """
+
+    step: int
+    total: int
+    best: float | None
+    stopped: bool
+    seconds: float
+
+
+class Loop:
+    """One run from its latest state to its end.
+
+    Args:
+        model: a ViT, the same weights in every process; its parameters are trained in place.
+        train: the training part.
+        val: the validation part; None for none.
+        recipe: what to do.
+        settings: how to do it.
+        run: where it is kept.
+        engine: where it runs.
+        watch: is told what happens, in the main process.
+    """
+
+    def __init__(self, model: ViT, train: Source, val: Source | None, recipe: Recipe, settings: Settings,
+                 run: RunFolder, engine: Engine, watch: Watch | None = None) -> None:
+        self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
+        self.run, self.engine, self.watch = run, engine, watch or (lambda event: None)
+        self.shares = Shares.of(recipe, settings, engine)
+        self.total = recipe.total(len(train))
+        recipe.warmup_steps(self.total)
+        model.gradient_checkpointing = settings.checkpointing
+        self.bare = model.to(engine.device)
+        self.average = Average(self.bare, recipe.ema) if recipe.ema is not None else None
+        self.optimizer = optimizer_for(self.bare, recipe)
+        self.trained = [p for p in self.bare.parameters() if p.requires_grad]
+        if settings.compile:
+            self.bare.compile()         # in place: names of parameters stay
+        self.model = engine.prepare(self.bare)
+        self.loss = LOSSES[recipe.loss]
+        self.progress = Progress()
+        self.trackers: Trackers | None = None
+        epoch = max(1, round(len(train) / recipe.batch_size))
+        self.evaluate_every = settings.evaluate_every or epoch
+        self.save_every = settings.save_every or self.evaluate_every
+
+    def resume(self) -> int:
+        """Go to the run's latest state; returns the step it is at, 0 where there is none.
+
+        Checkpoints that belong to the state are written again: a kill may have come between it and them.
+        """
+        path = self.engine.on_main(self.run.latest)
+        if path is not None:
+            self.progress = state.read(path, self.bare, self.optimizer, self.average)
+            if self.progress.scaler:
+                self.engine.scaler.load_state_dict(self.progress.scaler)
+        self.engine.wait()
+        if self.engine.main:
+            self.run.forget_after(self.progress.logged)
+            if path is not None:
+                self._write_checkpoints()
+        return self.progress.step
+
+    def __call__(self) -> Outcome:
+        """Train to the end, or until interrupted.
+
+        Raises:
+            Diverged: the loss or its gradient is no finite number any more; what was saved before is kept.
+        """
+        began = time.perf_counter()
+        start, settings = self.progress.step, self.settings
+        if self.engine.main:
+            self.trackers = Trackers(settings.trackers, self.run, start)
+        loader = TrainLoader(
+            self.train, self.bare.input_spec, self.recipe.augment, batch_size=self.recipe.batch_size,
+            seed=settings.seed, mix=self.recipe.mix, rank=self.engine.rank, ranks=self.engine.ranks,
+            workers=settings.workers, device=self.engine.device, bad_images=settings.bad_images, on_bad=self._on_bad)
+        batches = loader.batches(start, self.total)
+        stopped, clock = False, Clock(self.recipe.batch_size)
+        with _signals() as asked, _deterministic(settings.deterministic):
+            try:
+                for step in range(start, self.total):
+                    with clock.waiting():
+                        batch = next(batches)
+                    stopped = self._step(step, batch, bool(asked))
+                    self.progress.step = step + 1
+                    self._after(step + 1, clock, stopped)
+                    if stopped:
+                        break
+            finally:
+                batches.close()  # type: ignore[attr-defined]
+                if self.trackers is not None:
+                    self.trackers.close()
+        return Outcome(self.progress.step, self.total, self.progress.best, stopped, time.perf_counter() - began)
+
+    def _step(self, step: int, batch: Batch, asked: bool) -> bool:
+        """One update; returns whether any process was asked to stop."""
+        torch.manual_seed(step_seed(self.settings.seed, step, self.engine.rank))
+        lr = lr_at(self.recipe, step, self.total)
+        set_lr(self.optimizer, lr)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(3, device=self.engine.device)                    # loss, right answers, asked to stop
+        sums[2] = float(asked)
+        for i in range(self.shares.count):
+            part = _part(batch, i * self.shares.micro, (i + 1) * self.shares.micro)
+            last = i == self.shares.count - 1
+            with nullcontext() if last else self.engine.no_sync(self.model):
+                loss, right = self._forward(part)
+                self.engine.backward(loss / self.shares.process)
+            sums[:2] += torch.stack([loss.detach(), right])
+        norm = self.engine.clip(self.optimizer, self.trained, self.recipe.clip)
+        # One transfer a step: every process learns of the same sums, and a broken update is never made.
+        total = torch.cat([self.engine.sum(sums), norm.detach().float()[None]]).tolist()
+        self._guard(step, batch, total[0], total[3], lr)
+        self.engine.step(self.optimizer)
+        if self.average is not None:
+            self.average.update()
+        window = self.progress.window
+        for name, value in (("loss", total[0]), ("right", total[1]), ("images", float(self.recipe.batch_size)),
+                            ("norm", total[3] if math.isfinite(total[3]) else 0.0), ("steps", 1.0)):
+            window[name] = window.get(name, 0.0) + value
+        return bool(total[2])
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the losses of a micro-batch, and how many of its images are called what they are."""
+        with self.engine.autocast():
+            logits = self.model(batch.pixels)
+        logits = logits.float()
+        loss = self.loss(logits, batch, self.recipe.label_smoothing, bool(self.recipe.mix)).sum()
+        with torch.no_grad():
+            truth = torch.where(batch.weight >= 0.5, batch.labels, batch.others)
+            return loss, (logits.argmax(1) == truth).sum().float()
+
+    def _guard(self, step: int, batch: Batch, loss: float, norm: float, lr: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        scaler = self.engine.scaler
+        if math.isfinite(loss) and scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE:
+            return      # an overflow of fp16: this update is left out and the scale is lowered
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        names = [self.train.names[int(i)] for i in batch.index[:3]]
+        saved = self.run.latest()
+        kept = f"the state of step {int(saved.stem.rpartition('-')[2])} is kept" if saved else "nothing was saved yet"
+        raise Diverged(f"Step {step}: the {what} is {loss if what == 'loss' else norm}, at a learning rate of {lr:.3g} "
+                       f"and a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in "
+                       f"{self.run.path}. Start another run with a lower --lr, more --warmup, or --precision "
+                       f"{'bf16' if self.engine.precision == 'fp16' else 'fp32'}.")
+
+    def _after(self, step: int, clock: Clock, stopped: bool) -> None:
+        """What happens after the update that makes `step` of them: a function of the step (and of Ctrl-C)."""
+        end = step == self.total
+        if self.engine.main:
+            self.watch({"event": "step", "step": step, "total": self.total})
+        if step % self.settings.log_every == 0 or end:
+            self._log_training(step, clock)
+        if self.val is not None and (step % self.evaluate_every == 0 or end):
+            with clock.elsewhere():
+                self._validate(step)
+        if step % self.save_every == 0 or end or stopped:
+            with clock.elsewhere():
+                self._save()
+
+    def _log_training(self, step: int, clock: Clock) -> None:
+        window, self.progress.window = self.progress.window, {}
+        images, steps = window["images"], window["steps"]
+        self._log({"event": "train", "step": step, "epoch": round(step * self.recipe.batch_size / len(self.train), 3),
+                   "loss": window["loss"] / images, "accuracy": window["right"] / images,
+                   "gradient": window["norm"] / steps, "lr": lr_at(self.recipe, step - 1, self.total),
+                   "time": clock.read(int(steps))})
+
+    def _validate(self, step: int) -> None:
+        """Measure the weights, and the average where there is one; remember the best."""
+        for which in ("last", "ema") if self.average is not None else ("last",):
+            began = time.perf_counter()
+            with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
+                outputs = logits_of(self.bare, self.val, batch_size=max(self.shares.micro, 64),  # type: ignore[arg-type]
+                                    workers=self.settings.workers, engine=self.engine,
+                                    bad_images=self.settings.bad_images)
+            _, rank, _, truth = answers(outputs.logits, outputs.labels)
+            top1 = float((rank == 0).mean())
+            self._log({"event": "val", "step": step, "weights": which, "loss": float(-truth.mean()), "top1": top1,
+                       "top5": float((rank < 5).mean()), "images": len(outputs),
+                       "time": {"seconds": time.perf_counter() - began}})
+            if self.progress.best is None or top1 > self.progress.best:
+                self.progress.best, self.progress.best_step, self.progress.best_weights = top1, step, which
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.engine.main:
+            self.run.log(row)
+            if self.trackers is not None:
+                self.trackers.log(row)
+            self.watch(row)
+
+    def _on_bad(self, name: str, why: str) -> None:
+        if name not in self.progress.skipped:
+            self.progress.skipped[name] = why
+            self._log({"event": "skipped", "step": self.progress.step, "name": name, "why": why})
+
+    def _save(self) -> None:
+        """The state first: it is the truth. Checkpoints follow from it, and `resume` writes them again."""
+        for name, why in sorted(item for part in self.engine.gather(self.progress.skipped) for item in part.items()):
+            self._on_bad(name, why)         # what other processes met with
+        if self.engine.main:
+            self.progress.logged = self.run.logged()
+            self.progress.scaler = self.engine.scaler.state_dict()
+            state.write(self.run.path / "state", self.bare, self.optimizer, self.average, self.progress)
+            self._write_checkpoints()
+        self.engine.wait()
+
+    def _write_checkpoints(self) -> None:
+        p = self.progress
+        extra = {"step": str(p.step)}
+        best = p.best is not None and p.best_step == p.step
+        self.run.save(self.bare, "last", extra)
+        if best and p.best_weights == "last":
+            self.run.save(self.bare, "best", {**extra, "top1": repr(p.best)})
+        if self.average is not None:
+            with self.average.in_place():
+                self.run.save(self.bare, "ema", extra)
+                if best and p.best_weights == "ema":
+                    self.run.save(self.bare, "best", {**extra, "top1": repr(p.best)})
+
+
+class Clock:
+    """Seconds of training, of waiting for data, and of other things, since the last line of metrics.
+
+    Args:
+        images: of a step.
+    """
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+        self._restart()
+
+    def _restart(self) -> None:
+        self._since, self._waited, self._away = time.perf_counter(), 0.0, 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The device has nothing to do inside."""
+        began = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - began
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What happens inside is no training."""
+        began = time.perf_counter()
+        yield
+        self._away += time.perf_counter() - began
+
+    def read(self, steps: int) -> dict[str, float]:
+        """Seconds, images a second and the share of time spent waiting for data; then starts again."""
+        seconds = max(time.perf_counter() - self._since - self._away, 1e-9)
+        found = {"seconds": round(seconds, 4), "images_per_second": round(steps * self.images / seconds, 2),
+                 "waiting": round(self._waited / seconds, 4)}
+        self._restart()
+        return found
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    if start == 0 and stop == len(batch):
+        return batch
+    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in batch.__dataclass_fields__})
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C or a request to terminate comes; the second one is not caught."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        for one in caught:
+            signal.signal(one, old[one])
+
+    caught = (signal.SIGINT, signal.SIGTERM)
+    old = {one: signal.signal(one, note) for one in caught}
+    try:
+        yield asked
+    finally:
+        for one in caught:
+            signal.signal(one, old[one])
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
