@@ -1,0 +1,65 @@
+"""`vitkit serve`: a web page and an API for one model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    source: Annotated[str, typer.Argument(help="Weights: a file, a run folder, or a hub id.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; this machine alone by default.")]
+        = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 for any free one.")] = 8000,
+    engine: Annotated[str, typer.Option("--engine", help="What runs the model: torch, compile, ...")] = "torch",
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; the best one by default.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16; the file's own by default.")] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Images through the model at once.")] = 16,
+    max_delay: Annotated[float, typer.Option("--max-delay", help="Milliseconds a batch waits for late images.")] = 10.0,
+    max_queue: Annotated[int, typer.Option("--max-queue", help="Images waiting; beyond it, 503.")] = 256,
+    max_files: Annotated[int, typer.Option("--max-files", help="Images in one request.")] = 32,
+    max_megabytes: Annotated[float, typer.Option("--max-megabytes", help="Size of one request.")] = 32.0,
+    max_megapixels: Annotated[float, typer.Option("--max-megapixels", help="Size of one image.")] = 50.0,
+    token: Annotated[str | None, typer.Option("--token", envvar="VITKIT_TOKEN",
+                                              help="Clients must send it as a bearer token.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", help="A name the server may be called by; "
+                                                         "may be given several times.")] = None,
+    embed_in: Annotated[str | None, typer.Option("--embed-in", help="Site that may show the page in a frame.")] = None,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Print every request.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Serve by Ray Serve, on as many machines as its cluster has.")]
+        = False,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="With --ray: copies of the model.")] = 1,
+) -> None:
+    """Serve a model: a page to drop photos on, and an HTTP API that batches, holds under load, and explains."""
+    from vitkit.serve.needs import need
+
+    need("serve")
+    if ray:
+        need("scale")
+    from vitkit.serve.server import LOCAL, is_local, listen
+    from vitkit.serve.settings import Settings
+
+    local = is_local(host)
+    hosts = (*LOCAL, *(allow_host or ())) if local else tuple(allow_host) if allow_host else None
+    settings = Settings(max_batch=max_batch, max_delay=max_delay / 1000, max_queue=max_queue, max_files=max_files,
+                        max_megabytes=max_megabytes, max_megapixels=max_megapixels, token=token, hosts=hosts,
+                        embed_in=embed_in)
+    if not local:
+        print(f"vitkit: warning: everybody who can reach {host} can use this server"
+              + ("." if token else "; ask for a token with --token."), file=sys.stderr)
+    if ray:
+        from vitkit.serve.rayserve import run as run_on_ray
+        run_on_ray(source, settings, host=host, port=port, replicas=replicas, engine=engine, device=device, dtype=dtype)
+        return
+    bound = listen(host, port)
+    from vitkit.serve.app import create_app
+    from vitkit.serve.server import run
+    from vitkit.serve.service import load_service
+
+    service = load_service(source, settings, engine=engine, device=device, dtype=dtype)
+    name, number = bound.getsockname()[:2]
+    print(f"vitkit: {source} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
+          f"({service.device}, engine {engine}); Ctrl-C stops it.", flush=True)
+    run(create_app(service), bound, log_requests=log_requests)

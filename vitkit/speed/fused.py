@@ -1,0 +1,237 @@
+"""The same model with as few passes over memory as the libraries' kernels allow, for inference.
+
+What changes, and why the answers do not (beyond rounding):
+  - The residual is added by the matrix product that makes the branch (C = A B + C). Its bias cannot be added there too,
+    so biases stay out of the residual stream and the LayerNorm that reads it adds their running sum, `shift`.
+  - Layer scale is folded into the rows of the matrix before it.
+  - E of Eq. 1 is one matrix product over flattened patches; class token, registers and positions are one table.
+  - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding).
+  - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
+  - Attention takes the fastest of torch's kernels, chosen by timing them on the shapes at hand.
+  - Small batches on CUDA are one graph launch instead of a hundred kernel launches.
+
+Legend: B images, T tokens, M = B T, D width, h heads, d = D / h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitkit.errors import InputError
+from vitkit.model.pixels import fit
+from vitkit.model.vit import ViT
+from vitkit.speed.kernels import add_norm
+
+SMALL = 4096        # tokens in a batch up to which launching kernels takes longer than running them
+
+
+@dataclass
+class Layer:
+    """The matrices of one block, in the shapes in which they are used."""
+
+    shift1: Tensor
+    norm1: tuple[Tensor, Tensor]
+    qkv: tuple[Tensor, Tensor]          # [D, 3 h d], [3 h d]
+    out: Tensor                         # [h d, D]
+    shift2: Tensor
+    norm2: tuple[Tensor, Tensor]
+    fc1: tuple[Tensor, Tensor]
+    fc2: Tensor
+    heads: int
+
+
+class Fused:
+    """A ViT ready to run fused. Weights are copied: later changes of the model do not reach it.
+
+    Args:
+        model: any ViT; its device and image size are kept, other sizes take the plain path of its positions.
+        dtype: type of weights and activations; bf16 on CUDA and the model's own elsewhere when not given.
+        graphs: whether small batches on CUDA are captured as graphs.
+    """
+
+    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True) -> None:
+        c = self.config = model.config
+        self.input_spec, self.positions = model.input_spec, model.positions
+        weight = model.patch_embedding.projection.weight
+        self.device, self.graphs = weight.device, graphs and weight.is_cuda
+        self.dtype = dtype or (torch.bfloat16 if weight.is_cuda else weight.dtype)
+        self.tables: dict[tuple[int, int], Tensor] = {}
+        self.kernels: dict[tuple[int, ...], SDPBackend] = {}
+        self.captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        with torch.no_grad():
+            self.E = self.cast(weight.flatten(1).mT)                                      # [C P P, D]
+            self.layers: list[Layer] = []
+            self.prefix = [t[0].float() for t in (model.class_token, model.register_tokens) if t is not None]
+            self.patch_bias = model.patch_embedding.projection.bias.float()
+            shift = torch.zeros(c.hidden_size, device=self.device)
+            for block in model.blocks:
+                scales = [1.0 if r.gamma is None else r.gamma.float() for r in (block.residual1, block.residual2)]
+                msa, mlp = block.msa, block.mlp
+                bias = msa.qkv.bias if msa.qkv.bias is not None else torch.zeros(len(msa.qkv.weight), device=self.device)
+                shift1, shift = shift, shift + msa.out.bias.float() * scales[0]
+                self.layers.append(Layer(
+                    shift1=shift1, norm1=self.norm(block.norm1), qkv=(self.cast(msa.qkv.weight.mT), self.cast(bias)),
+                    out=self.cast(msa.out.weight.float().mT * scales[0]), shift2=shift, norm2=self.norm(block.norm2),
+                    fc1=(self.cast(mlp.fc1.weight.mT), self.cast(mlp.fc1.bias)),
+                    fc2=self.cast(mlp.fc2.weight.float().mT * scales[1]), heads=len(msa.heads)))
+                shift = shift + mlp.fc2.bias.float() * scales[1]
+            self.shift, self.last_norm = shift, self.norm(model.norm)
+            head = torch.nn.Sequential() if not c.num_classes else model.head
+            self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), head)
+                              if model.pre_logits is not None else head, self.dtype)
+
+    def cast(self, t: Tensor) -> Tensor:
+        """A tensor of our own in the engine's type, laid out so that its columns are contiguous (as weights are)."""
+        return t.detach().to(self.dtype, copy=True)
+
+    def norm(self, module: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a LayerNorm, in fp32: they are read once a row and cost nothing."""
+        return module.weight.detach().float().clone(), module.bias.detach().float().clone()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits [B, K] in fp32 of pixels [B, C, H, W]."""
+        with torch.inference_mode():
+            x = fit(x, self.config).to(self.device, self.dtype)
+            grid = x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size
+            tokens = len(x) * (self.config.num_prefix_tokens + grid[0] * grid[1])
+            if not len(x):
+                raise InputError("Expected at least one image; got a batch of 0.")
+            return self.replay(x, grid) if self.graphs and tokens <= SMALL else self.run(x, grid)
+
+    def replay(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Run by a captured graph, captured the first time a shape comes."""
+        key = tuple(x.shape)
+        if key not in self.captured:
+            still = x.clone()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):           # kernels are chosen and loaded before they are recorded
+                for _ in range(3):
+                    self.run(still, grid)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = self.run(still, grid)
+            self.captured[key] = graph, still, result
+        graph, still, result = self.captured[key]
+        still.copy_(x)
+        graph.replay()
+        return result.clone()
+
+    def table(self, grid: tuple[int, int]) -> Tensor:
+        """What is added to the projected patches, [T, D]: positions and biases; the tokens before them whole."""
+        if grid not in self.tables:
+            positions, c = self.positions(grid)[0].float(), self.config                   # [class + N, D]
+            patches = positions[int(c.class_token):] + self.patch_bias
+            prefix = [token.clone() for token in self.prefix]
+            if c.class_token:
+                prefix[0] += positions[:1]
+            self.tables[grid] = torch.cat([*prefix, patches]).to(self.dtype)
+        return self.tables[grid]
+
+    def patches(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """[B, C, H, W] -> [M, C P P]: flattened patches, after rows of zeros for the tokens before them."""
+        B, C, P, n = len(x), x.shape[1], self.config.patch_size, self.config.num_prefix_tokens
+        rows, columns = grid
+        flat = x.new_zeros(B, n + rows * columns, C * P * P)
+        cut = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5)                 # [B, rows, columns, C, P, P]
+        flat[:, n:].view(B, rows, columns, C, P, P).copy_(cut)
+        return flat.view(-1, C * P * P)
+
+    def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """All equations."""
+        B, c = len(x), self.config
+        table = self.table(grid)
+        T = len(table)
+        first = self.layers[0]
+        z = self.patches(x, grid) @ self.E                                                # Eq. 1   [M, D]
+        u = add_norm(z, table, first.shift1, *first.norm1, c.layer_norm_eps, total=z)     # z_0, and its LN
+        for i, layer in enumerate(self.layers):
+            alone = c.pool == "cls" and i == len(self.layers) - 1
+            if i:
+                u = add_norm(z, None, layer.shift1, *layer.norm1, c.layer_norm_eps)
+            if alone:
+                sa, z = self.class_attention(u, layer, B, T), z.view(B, T, -1)[:, 0].contiguous()
+            else:
+                sa = self.attention(torch.addmm(layer.qkv[1], u, layer.qkv[0]), layer, B, T)      # Eqs. 5-7
+            z.addmm_(sa, layer.out)                                                       # Eqs. 8, 2
+            u = add_norm(z, None, layer.shift2, *layer.norm2, c.layer_norm_eps)
+            z.addmm_(self.hidden(u, layer), layer.fc2)                                    # Eq. 3
+        return self.finish(z, B)
+
+    def hidden(self, u: Tensor, layer: Layer) -> Tensor:
+        """GELU(u W_1 + b_1)."""
+        if u.is_cuda and u.dtype != torch.float32:
+            return torch._addmm_activation(layer.fc1[1], u, layer.fc1[0], use_gelu=True)
+        approximate = "tanh" if self.config.hidden_act == "gelu_tanh" else "none"
+        return F.gelu(torch.addmm(layer.fc1[1], u, layer.fc1[0]), approximate=approximate)
+
+    def attention(self, qkv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
+        """Eqs. 6 and 7: [M, 3 h d] -> [M, h d]."""
+        q, k, v = qkv.view(B, T, 3, layer.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)     # 3 x [B, h, T, d]
+        with self.kernel(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, -1)
+
+    def class_attention(self, u: Tensor, layer: Layer, B: int, T: int) -> Tensor:
+        """Eqs. 5-7 for the class token's query alone: [M, D] -> [B, h d]."""
+        width = layer.qkv[0].shape[1] // 3
+        own = u.view(B, T, -1)[:, 0]
+        q = torch.addmm(layer.qkv[1][:width], own, layer.qkv[0][:, :width]).view(B, 1, layer.heads, -1)
+        kv = torch.addmm(layer.qkv[1][width:], u, layer.qkv[0][:, width:]).view(B, T, 2, layer.heads, -1)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)                                        # 2 x [B, h, T, d]
+        return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2).reshape(B, -1)
+
+    def finish(self, z: Tensor, B: int) -> Tensor:
+        """Eq. 4 and the head: [B or M, D] -> [B, K]."""
+        c = self.config
+        if c.pool == "cls":
+            y = add_norm(z, None, self.shift, *self.last_norm, c.layer_norm_eps)
+        else:
+            patches = z.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
+            if c.norm_after_pool:
+                y = add_norm(patches.float().mean(1).to(z.dtype), None, self.shift, *self.last_norm, c.layer_norm_eps)
+            else:
+                y = add_norm(z, None, self.shift, *self.last_norm, c.layer_norm_eps)
+                y = y.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:].float().mean(1).to(z.dtype)
+        return self.tail(y).float()
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor) -> sdpa_kernel:
+        """The attention kernel that is fastest for these shapes; measured once."""
+        key = tuple(q.shape)
+        if key not in self.kernels:
+            self.kernels[key] = fastest(q, k, v)
+        return sdpa_kernel(self.kernels[key])
+
+
+def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    import copy
+    return copy.deepcopy(module).to(dtype).eval()
+
+
+def fastest(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
+    """Time torch's attention kernels on these tensors; on the CPU there is one choice."""
+    if not q.is_cuda:
+        return SDPBackend.FLASH_ATTENTION
+    seconds: dict[SDPBackend, float] = {}
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                    SDPBackend.MATH):
+        try:
+            with sdpa_kernel(backend):
+                for _ in range(3):
+                    F.scaled_dot_product_attention(q, k, v)
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                for _ in range(10):
+                    F.scaled_dot_product_attention(q, k, v)
+                end.record()
+                end.synchronize()
+            seconds[backend] = start.elapsed_time(end)
+        except RuntimeError:        # this kernel does not take these shapes or this type
+            continue
+    return min(seconds, key=lambda backend: seconds[backend])
