@@ -1,0 +1,99 @@
+"""Which vector is the feature? CHOICES says it; every result names its choice.
+
+    cls            the class token after the final LayerNorm: y of Eq. 4
+    mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so)
+    pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
+    layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
+                   LayerNorm, one after the other; the mean of the patches in a model without a class token
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import ConfigError, pick
+from vitkit.model.checks import indices
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import ViT
+
+
+def _cls(model: ViT, x: Tensor) -> Tensor:
+    return model.features(x) if model.config.pool == "cls" else model.tokens(x)[:, 0]
+
+
+def _mean(model: ViT, x: Tensor) -> Tensor:
+    if model.config.pool == "mean":
+        return model.features(x)
+    return model.tokens(x)[:, model.config.num_prefix_tokens:].mean(1)
+
+
+def _pre_logits(model: ViT, x: Tensor) -> Tensor:
+    assert model.pre_logits is not None      # `choose` has refused the others
+    return torch.tanh(model.pre_logits(model.features(x)))
+
+
+CHOICES: dict[str, Callable[[ViT, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "pre-logits": _pre_logits}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen feature; `choose` makes it.
+
+    Args:
+        name: its one spelling, part of the cache's key.
+        layers: the blocks it is taken after; empty where it is a row of CHOICES.
+        width: F, the numbers of one feature.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    width: int
+
+    def of(self, model: ViT, x: Tensor) -> Tensor:
+        """Features [B, F] of pixels [B, C, H, W], by one pass.
+
+        Args:
+            model: the backbone.
+            x: pixels, normalised as the model's InputSpec says.
+        """
+        if not self.layers:
+            return CHOICES[self.name](model, x)
+        found: dict[int, Tensor] = {}
+        for layer, z in enumerate(model.states(x), start=-1):       # z_0 comes before block 0
+            if layer in self.layers:
+                c = model.config
+                found[layer] = model.norm(z[:, 0] if c.class_token else z[:, c.num_prefix_tokens:].mean(1))
+            if layer == max(self.layers):
+                break
+        return torch.cat([found[layer] for layer in self.layers], dim=1)
+
+
+def choose(text: str | None, config: ViTConfig) -> Choice:
+    """The feature that a word means for a model.
+
+    Args:
+        text: a row of CHOICES or `layers:...`; None for what the model's own head is fed (without pre-logits).
+        config: the model's.
+
+    Raises:
+        ConfigError: no such feature, or the model does not have it.
+    """
+    text = text or config.pool
+    if match := re.fullmatch(r"layers:\s*(-?\d+(?:\s*,\s*-?\d+)*)", text):
+        given = [int(number) for number in match[1].split(",")]
+        layers = tuple(dict.fromkeys(indices("layers", given, config.num_hidden_layers)))
+        return Choice("layers:" + ",".join(map(str, layers)), layers, len(layers) * config.hidden_size)
+    if text.startswith("layers"):
+        raise ConfigError(f"Expected layers:FIRST,SECOND,... such as layers:-2,-1; got {text!r}.")
+    pick(CHOICES | {"layers:...": None}, text, "feature")
+    if text == "cls" and not config.class_token:
+        raise ConfigError("The feature 'cls' needs a class token, and this model has none; use --features mean.")
+    if text == "pre-logits" and not config.pre_logits:
+        raise ConfigError("The feature 'pre-logits' needs the pre-training head's hidden layer, which this checkpoint "
+                          "does not have; use --features cls.")
+    return Choice(text, (), config.hidden_size)
