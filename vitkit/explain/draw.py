@@ -1,25 +1,383 @@
-"""Arrays -> pictures. The only file that imports matplotlib, and always without a screen."""
+"""Arrays -> pictures. The only file that imports matplotlib; no screen and no global state (pyplot) is involved.
+
+Each function draws one kind of thing (tiles, points, lines, bars, a matrix) and knows nothing of models. Text and lines
+have one colour, INK: readable on white, and replaced by the page's own colour where a drawing is put into a page.
+"""
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Figure
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-mpl.use("Agg")
+from vitkit.errors import OutputError
 
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
+Array = NDArray[Any]
+
+INK = "#3d4658"
+SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
+HEAT, SIGNED = "inferno", "viridis"
+FRAME = (20, 200, 255)
+DPI = 110
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure and forget it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight", dpi=110)
-    plt.close(figure)
-    return path
+def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArray[Any]:
+    axes: NDArray[Any] = figure.subplots(rows, columns, squeeze=False, **how)
+    return axes
+
+
+def _ink(figure: Figure) -> Figure:
+    """Give text and frames that are black by default the one colour of all drawings."""
+    for text in figure.findobj(Text):
+        if to_hex(text.get_color()) == "#000000":
+            text.set_color(INK)
+    for axis in figure.axes:
+        axis.tick_params(which="both", color=INK, labelcolor=INK)
+        for spine in axis.spines.values():
+            spine.set_color(INK)
+    return figure
+
+
+def save(figure: Figure, *paths: Path) -> Path:
+    """Write a figure in the format of each path's ending (.png, .svg, .pdf).
+
+    Args:
+        figure: what is drawn.
+        paths: where it goes.
+
+    Returns:
+        The first path.
+    """
+    _ink(figure)
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitkit"}):
+                figure.savefig(path, bbox_inches="tight", dpi=DPI, facecolor="white",
+                               metadata={"Date": None} if path.suffix == ".svg" else None)
+        except OSError as error:
+            raise OutputError(f"Expected a place that can be written to; {path} cannot ({error.strerror}). Choose "
+                              f"another with --out.") from error
+    return paths[0]
+
+
+def inline(figure: Figure, label: str) -> str:
+    """A figure as an <svg> element for a page: transparent, in the page's own text colour, named for screen readers.
+
+    Args:
+        figure: what is drawn.
+        label: what it shows, in words.
+    """
+    out = io.StringIO()
+    _ink(figure)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+        figure.savefig(out, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg"):].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    # Identifiers must differ between the drawings of one page.
+    mark = re.sub(r"\W+", "-", label.lower())
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{mark}-", text)
+    head, _, rest = text.partition(">")
+    head = re.sub(r' (?:width|height)="[^"]*pt"', "", head)
+    words = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """The bytes of a PNG file of [H, W, 3] pixels."""
+    from matplotlib import image as files
+    out = io.BytesIO()
+    files.imsave(out, np.ascontiguousarray(image), format="png")
+    return out.getvalue()
+
+
+def unit(values: Array, most: float = 0.97) -> Array:
+    """Values brought to 0..1; all zeros where they are all the same.
+
+    Args:
+        values: any; NaN is passed over.
+        most: the quantile that becomes 1: a few glaring patches must not make the rest invisible.
+    """
+    values = np.asarray(values, np.float32)
+    low, high = float(np.nanmin(values)), float(np.nanquantile(values, most))
+    high = high if high > low else float(np.nanmax(values))
+    return np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
+
+
+def enlarged(values: Array, height: int, width: int) -> Array:
+    """A map [rows, columns] at [height, width], bilinear between the centres of the patches."""
+    def axis(old: int, new: int) -> tuple[Array, Array, Array]:
+        at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        low = np.minimum(np.floor(at).astype(int), max(old - 2, 0))
+        return low, np.minimum(low + 1, old - 1), at - low
+
+    r0, r1, fr = axis(values.shape[0], height)
+    c0, c1, fc = axis(values.shape[1], width)
+    values = np.asarray(values, np.float32)
+    rows = values[r0] * (1 - fr)[:, None] + values[r1] * fr[:, None]                      # [height, columns]
+    return (rows[:, c0] * (1 - fc) + rows[:, c1] * fc).astype(np.float32)
+
+
+def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDArray[np.uint8]:
+    """A map over an image, at the image's own resolution: gray where it is small, coloured where it is large.
+
+    Args:
+        image: [H, W, 3].
+        heat: [rows, columns] of patches; brought to 0..1 here.
+        strength: share of the colour where the map is largest.
+    """
+    h = enlarged(unit(heat), *image.shape[:2])[..., None]
+    colour = mpl.colormaps[HEAT](h[..., 0])[..., :3] * 255
+    gray = image.mean(-1, keepdims=True) * 0.6 + 15
+    return np.clip(gray * (1 - strength * h) + colour * strength * h, 0, 255).astype(np.uint8)
+
+
+def spotlight(image: NDArray[np.uint8], heat: Array) -> NDArray[np.uint8]:
+    """Figure 6's way: the image as bright as the map is large.
+
+    Args:
+        image: [H, W, 3].
+        heat: [rows, columns] of patches.
+    """
+    h = enlarged(unit(heat), *image.shape[:2])[..., None]
+    return (image * h).astype(np.uint8)
+
+
+def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[int, ...]) -> NDArray[np.uint8]:
+    """An image with a frame around one patch.
+
+    Args:
+        image: [H, W, 3].
+        patch: (row, column).
+        grid: (rows, columns) of the patches.
+    """
+    result = image.copy()
+    top, left = (round(i * side / n) for i, side, n in zip(patch, image.shape, grid, strict=False))
+    bottom, right = (round((i + 1) * side / n) for i, side, n in zip(patch, image.shape, grid, strict=False))
+    wide = max(min(image.shape[:2]) // 120, 1)
+    result[top:bottom, left:right] = FRAME
+    inside = slice(top + wide, bottom - wide), slice(left + wide, right - wide)
+    result[inside] = image[inside]
+    return result
+
+
+def tiles(pictures: Sequence[Array | None], columns: int, *, title: str = "", names: Sequence[str] = (),
+          side: float = 1.6, left: Sequence[str] = (), top: Sequence[str] = (), scale: str | None = None,
+          limits: tuple[float, float] | None = None, bar: str | None = None) -> Figure:
+    """Pictures side by side, row after row.
+
+    Args:
+        pictures: [H, W, 3] colours or [H, W] values; None leaves a place empty.
+        columns: pictures in a row.
+        title: a line above all.
+        names: a line above each.
+        side: inches of one picture.
+        left: names of the rows.
+        top: names of the columns.
+        scale: colour map for values.
+        limits: smallest and largest value of the colour map; each picture's own when not given.
+        bar: name of a colour bar beside them; none when not given.
+    """
+    rows = -(-len(pictures) // columns)
+    low, high = limits if limits is not None else (None, None)
+    cells = [_coloured(p, scale or HEAT, low, high, round(side * 2 * DPI)) for p in pictures if p is not None]
+    H, W = cells[0].shape[:2] if cells else (1, 1)
+    gap = max(round(W * 0.04), 1)
+    above = max(round(0.18 * W / side), 1) if len(names) else 0      # room for a line of text, in the pictures' pixels
+    down, across = H + gap + above, W + gap
+    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)      # one picture is drawn at once
+    figure = Figure(figsize=(columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
+                             rows * side * down / W + (0.55 if title else 0.1) + (0.2 if top else 0)),
+                    layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    places = [(i // columns, i % columns) for i, picture in enumerate(pictures) if picture is not None]
+    for (r, c), cell in zip(places, cells, strict=True):
+        x, y = c * across, r * down + above
+        sheet[y:y + H, x:x + W, :3], sheet[y:y + H, x:x + W, 3] = cell, 255
+        if names:
+            axis.text(x + W / 2, y - above * 0.2, names[r * columns + c], fontsize=7, ha="center", va="bottom")
+    axis.imshow(sheet, interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
+    axis.set_xticks([c * across + W / 2 for c in range(min(columns, len(top)))], top[:columns], fontsize=8)
+    axis.set_yticks([r * down + above + H / 2 for r in range(min(rows, len(left)))], left[:rows], fontsize=8)
+    axis.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axis.set_frame_on(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    if bar is not None:
+        colours = mpl.cm.ScalarMappable(mpl.colors.Normalize(low, high), scale or HEAT)
+        figure.colorbar(colours, ax=axis, shrink=0.6, label=bar)
+    return figure
+
+
+def _coloured(picture: Array, scale: str, low: float | None, high: float | None, most: int) -> NDArray[np.uint8]:
+    """Values through a colour map, or colours as they are, at most about `most` pixels wide: [H, W, 3]."""
+    if picture.ndim == 2:
+        least, largest = (np.nanmin(picture) if low is None else low), (np.nanmax(picture) if high is None else high)
+        picture = mpl.colormaps[scale]((picture - least) / max(float(largest - least), 1e-12))[..., :3]
+    if picture.dtype != np.uint8:
+        picture = np.clip(picture * 255, 0, 255).astype(np.uint8)
+    return shrunk(picture, most)
+
+
+def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """An image made smaller by a whole factor until it is no wider than `most` pixels (or a little more).
+
+    Args:
+        image: [H, W, 3].
+        most: pixels.
+    """
+    f = image.shape[1] // most
+    if f < 2:
+        return image
+    H, W = image.shape[0] // f, image.shape[1] // f
+    return image[:H * f, :W * f].reshape(H, f, W, f, 3).mean((1, 3)).astype(np.uint8)
+
+
+def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
+    """Columns of points: one point for each [i, j] at x = i, NaN left out.
+
+    Args:
+        values: [columns, points].
+        title: a line above.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        name: what one point is, for the legend ("Head").
+    """
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    for j in range(values.shape[1]):
+        axis.scatter(range(len(values)), values[:, j], s=22, color=SERIES[j % len(SERIES)], alpha=0.85,
+                     label=f"{name} {j + 1}")
+    axis.set(title=title, xlabel=x, ylabel=y)
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25)
+    if values.shape[1] <= 16:
+        axis.legend(fontsize=7, ncols=1 + values.shape[1] // 9, loc="lower right", framealpha=0.4)
+    return figure
+
+
+def lines(series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | Array]], *, title: str, x: str, y: str,
+          diagonal: bool = False, from_zero: bool = False) -> Figure:
+    """Lines over one axis.
+
+    Args:
+        series: {name: (x values, y values)}; few values are marked by points too.
+        title: a line above.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        diagonal: whether the line y = x is drawn for comparison.
+        from_zero: whether the vertical axis starts at zero.
+    """
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    if diagonal:
+        axis.plot([0, 1], [0, 1], color=INK, lw=1, ls="--", alpha=0.6)
+    for i, (name, (xs, ys)) in enumerate(series.items()):
+        marks = "o" if len(xs) <= 40 else ""
+        axis.plot(xs, ys, marker=marks, ms=3.5, lw=1.6, color=SERIES[i % len(SERIES)], label=name)
+    axis.set(title=title, xlabel=x, ylabel=y)
+    if from_zero:
+        axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    if len(series) > 1:
+        axis.legend(fontsize=8, framealpha=0.4)
+    return figure
+
+
+def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:
+    """Horizontal bars, the first on top, each with its number.
+
+    Args:
+        names: of the bars.
+        values: their lengths.
+        title: a line above.
+        x: name of the horizontal axis.
+    """
+    figure = Figure(figsize=(6, 0.8 + 0.3 * len(names)), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    drawn = axis.barh(range(len(names)), values, color=SERIES[0])
+    axis.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.invert_yaxis()
+    axis.margins(x=0.15)
+    axis.set(title=title, xlabel=x)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -> Figure:
+    """A square of counts, coloured by the share of its row; numbers and names while they can be read.
+
+    Args:
+        counts: [K, K].
+        names: of rows and columns.
+        title: a line above.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+    """
+    K = len(counts)
+    side = min(max(2.6, 0.42 * K + 1.6), 9.0)
+    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    if K <= 30:
+        axis.set_xticks(range(K), names, rotation=90 if K > 6 else 0, fontsize=8)
+        axis.set_yticks(range(K), names, fontsize=8)
+        for (r, c), value in np.ndenumerate(counts):
+            if value:
+                axis.text(c, r, f"{value:g}", ha="center", va="center", fontsize=8 if K <= 12 else 6,
+                          color="white" if share[r, c] > 0.55 else "#20324a")
+    axis.set(title=title, xlabel=x, ylabel=y)
+    return figure
+
+
+def values(table: Array, *, title: str, x: str, y: str, tall: float = 3.0, bar: str = "value",
+           marks: Mapping[int, str] | None = None) -> Figure:
+    """A table of numbers as colours, stretched to be seen: rows down, columns across.
+
+    Args:
+        table: [rows, columns].
+        title: a line above.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        tall: inches.
+        bar: name of the colour bar.
+        marks: {row: words} written beside rows.
+    """
+    figure = Figure(figsize=(9, tall), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    most = float(np.quantile(np.abs(table), 0.99)) or 1.0
+    shown = axis.imshow(table, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    axis.set(title=title, xlabel=x, ylabel=y)
+    if marks is not None:
+        axis.set_yticks(list(marks), list(marks.values()), fontsize=8)
+    figure.colorbar(shown, ax=axis, label=bar, pad=0.01)
+    return figure
+
+
+def spread(cut: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
+    """Patches [rows, columns, P, P, C] laid out with white gaps; and the step from one to the next in pixels."""
+    rows, columns, P, _, channels = cut.shape
+    step = P + max(P // 8, 1)
+    sheet = np.full((rows * step - step + P, columns * step - step + P, channels), 255, np.uint8)
+    for r in range(rows):
+        for c in range(columns):
+            sheet[r * step:r * step + P, c * step:c * step + P] = cut[r, c]
+    return sheet, step
 
 
 def patches(image: NDArray[np.uint8], cut: NDArray[np.uint8], path: Path, title: str) -> Path:
@@ -32,27 +390,22 @@ def patches(image: NDArray[np.uint8], cut: NDArray[np.uint8], path: Path, title:
         title: a line above it.
     """
     rows, columns, P, _, channels = cut.shape
-    gap = max(P // 8, 1)
-    sheet = np.full((rows * (P + gap) - gap, columns * (P + gap) - gap, channels), 255, np.uint8)
-    for r in range(rows):
-        for c in range(columns):
-            top, left = r * (P + gap), c * (P + gap)
-            sheet[top:top + P, left:left + P] = cut[r, c]
-    figure, axes = plt.subplot_mosaic([["image", "grid"], ["row", "row"]], figsize=(12, 7),
-                                      height_ratios=[6, 1], layout="constrained")
+    sheet, step = spread(cut)
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplot_mosaic([["image", "grid"], ["row", "row"]], height_ratios=[6, 1])
     figure.suptitle(title)
     height, width = image.shape[:2]
-    axes["image"].imshow(image)
-    axes["image"].set_title(f"image: {height} x {width} x {channels}")
-    axes["grid"].imshow(sheet)
-    axes["grid"].set_title(f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} "
-                           f"({P * P * channels} numbers each)")
+    for name, picture, words in (
+            ("image", image, f"image: {height} x {width} x {channels}"),
+            ("grid", sheet, f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} "
+                            f"({P * P * channels} numbers each)"),
+            ("row", sheet[:P], f"the first row: patches 1 to {columns}")):
+        axes[name].imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", vmin=0, vmax=255)
+        axes[name].set_title(words, fontsize=10)
+        axes[name].set_axis_off()
+    size = min(max(90 / max(rows, columns), 2.5), 9)
     for r in range(rows):
         for c in range(columns):
-            axes["grid"].text(c * (P + gap) + 1, r * (P + gap) + 1, str(r * columns + c + 1), fontsize=5, va="top",
+            axes["grid"].text(c * step + 0.5, r * step + 0.5, str(r * columns + c + 1), fontsize=size, va="top",
                               color="white", bbox={"facecolor": "black", "alpha": 0.45, "pad": 0.4, "lw": 0})
-    axes["row"].imshow(sheet[:P])
-    axes["row"].set_title(f"the first row: tokens 1 to {columns}")
-    for axis in axes.values():
-        axis.set_axis_off()
     return save(figure, path)
