@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import vitkit
 from tests.checkpoints import tiny
 from vitkit.checkpoints import DIALECTS, convert, from_dialect, load, save, to_dialect
-from vitkit.checkpoints.express import COLUMNS, EXPRESSES, PROPERTIES, cannot, can_express
+from vitkit.checkpoints.express import COLUMNS, EXPRESSES, PROPERTIES, can_express, cannot
 from vitkit.errors import CannotExpress, ConfigError
 from vitkit.model.config import InputSpec, ViTConfig
 
@@ -89,7 +89,6 @@ def test_files_of_any_model(config: ViTConfig, data: st.DataObject) -> None:
         convert(a, b, second)
         found = load(b)
     assert tiny.same_tensors(found, model)
-    # transformers' Dinov2 has no place for these two, and says nothing of a head that it does not have
     assert found.config == model.config
     assert found.input_spec == model.input_spec
 
@@ -101,9 +100,9 @@ PAIRS = list(itertools.permutations(DIALECTS, 2))
 def test_files_of_every_pair(source: str, target: str, tmp_path: Path) -> None:
     """Both ways through files, for a model that both can express if there is one among ours."""
     shared = [fields for fields in tiny.MODELS.values()
-              if not cannot(tiny.model(**fields).config, source) and not cannot(tiny.model(**fields).config, target)]
+              if not cannot(tiny.config(**fields), source) and not cannot(tiny.config(**fields), target)]
     if not shared:
-        model = tiny.model(**next(f for f in tiny.MODELS.values() if not cannot(tiny.model(**f).config, source)))
+        model = tiny.model(**next(f for f in tiny.MODELS.values() if not cannot(tiny.config(**f), source)))
         there = save(model, tmp_path / tiny.destination(source), source)
         with pytest.raises(CannotExpress, match=cannot(model.config, target)[0]):
             convert(there, tmp_path / "out" / tiny.destination(target), target)
@@ -124,7 +123,7 @@ def test_files_of_every_pair(source: str, target: str, tmp_path: Path) -> None:
 def test_some_pairs_share_a_model() -> None:
     """The test above cannot pass by refusing everything."""
     both = [(a, b) for a, b in PAIRS
-            if any(not cannot(tiny.model(**f).config, a) and not cannot(tiny.model(**f).config, b)
+            if any(not cannot(tiny.config(**f), a) and not cannot(tiny.config(**f), b)
                    for f in tiny.MODELS.values())]
     assert len(both) == len(PAIRS) - 2 * len([("dinov2", "torchvision"), ("dinov2", "course"), ("dinov2-hf", "course"),
                                               ("dinov2-hf", "torchvision"), ("dinov2-hf", "huggingface"),

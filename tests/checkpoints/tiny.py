@@ -14,9 +14,13 @@ SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
                          "image_size": 32, "patch_size": 8, "num_classes": 5}
 
 
+def config(**fields: Any) -> ViTConfig:
+    return ViTConfig(**{**SHAPE, **fields})
+
+
 def model(seed: int = 0, **fields: Any) -> ViT:
     generator = torch.Generator().manual_seed(seed)
-    result = ViT(ViTConfig(**{**SHAPE, **fields})).eval()
+    result = ViT(config(**fields)).eval()
     with torch.no_grad():
         for name, parameter in result.named_parameters():
             parameter.normal_(std=0.3, generator=generator)
@@ -40,7 +44,7 @@ def destination(dialect: str, stem: str = "model") -> str:
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Largest difference, relative to the largest logit."""
-    return float((ours - theirs).abs().max() / ours.abs().max())
+    return float(((ours - theirs).abs().max() / ours.abs().max()).detach())
 
 
 # One model for each dialect that it can express, and rows that use what only some dialects have.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from vitkit.checkpoints.course import COURSE
 from vitkit.checkpoints.dinov2 import DINOV2, DINOV2_HF
@@ -41,9 +43,18 @@ def recognise(names: Iterable[str]) -> Dialect:
                          f"Expected a Vision Transformer of one of: {', '.join(DIALECTS)}.")
 
 
+class _NoFilling(TorchFunctionMode):
+    """Filling a tensor without storage does nothing, but torch imports its compiler to do it: seconds, once."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "fill_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def skeleton(config: ViTConfig) -> ViT:
     """A model without storage: names and shapes only."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoFilling():
         return ViT(config)
 
 

@@ -174,10 +174,11 @@ class Dialect:
         hints, left = self.hints(spelled), self.prepare(spelled)
         found: Tensors = {}
         for rule in self.rules:
-            for i in _blocks(rule.theirs[0], left):
+            for i in dict.fromkeys(i for name in rule.theirs for i in _blocks(name, left)):
                 names = [name.replace("{i}", i) for name in rule.theirs]
                 if missing := [name for name in names if name not in left]:
-                    raise TensorMismatch(f"The file has {names[0]!r} but lacks {_few(missing)}; it is incomplete.")
+                    there = next(name for name in names if name in left)
+                    raise TensorMismatch(f"The file has {there!r} but lacks {_few(missing)}; it is incomplete.")
                 parts = [left.pop(name) for name in names]
                 try:
                     found[rule.ours.replace("{i}", i)] = rule.form.read(*parts).contiguous()

@@ -5,11 +5,13 @@ PEERS says which library reads which dialect. Libraries are imported when they a
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import itertools
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import containers, foreign
+from vitkit.checkpoints.dialects import skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
-from vitkit.errors import VitkitError
+from vitkit.errors import CannotExpress
+from vitkit.model.checks import pair
 from vitkit.model.config import ViTConfig
 from vitkit.model.positions import RULES
 from vitkit.model.vit import ViT
@@ -57,10 +61,11 @@ class Comparison:
 
 def _timm(checkpoint: Checkpoint) -> Any:
     timm, c = peer("timm"), checkpoint.config
+    if c.pre_logits:
+        raise CannotExpress("timm has no pre-logits layer, so it cannot run this file whole.")
     helpers = importlib.import_module("timm.models.vision_transformer")
     path, google = checkpoint.files.weights, checkpoint.dialect.name == "google"
     raw = {} if google else containers.read(path)[0]
-    no_class_row = c.class_token and not google and _rows(raw) == _patches(raw)
     reg = c.num_register_tokens
     model = timm.models.VisionTransformer(
         img_size=c.image_hw, patch_size=c.patch_size, in_chans=c.num_channels, num_classes=c.num_classes,
@@ -68,7 +73,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
         mlp_ratio=c.intermediate_size / c.hidden_size, qkv_bias=c.qkv_bias, init_values=c.layer_scale,
         class_token=c.class_token, reg_tokens=reg, global_pool="token" if c.pool == "cls" else "avg",
         fc_norm=c.norm_after_pool, act_layer="gelu_tanh" if google else None,
-        no_embed_class=no_class_row or (checkpoint.dialect.name == "dinov2" and reg > 0))
+        no_embed_class=(not google and _no_class_row(raw, c)) or (checkpoint.dialect.name == "dinov2" and reg > 0))
     if google:
         model.load_pretrained(str(path))
     else:
@@ -76,13 +81,13 @@ def _timm(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _rows(raw: dict[str, Tensor]) -> int:
-    return raw["pos_embed"].shape[1] if "pos_embed" in raw else 0
-
-
-def _patches(raw: dict[str, Tensor]) -> int:
-    side = round(_rows(raw) ** 0.5)
-    return side * side
+def _no_class_row(raw: Mapping[str, Tensor], c: ViTConfig) -> bool:
+    """Whether a table of positions has none for the class token (timm's no_embed_class)."""
+    rows = raw["pos_embed"].shape[1]
+    usual = [rows - 1, rows - c.num_prefix_tokens]
+    if c.num_patches in usual or any(math.isqrt(n) ** 2 == n for n in usual):
+        return False
+    return c.class_token
 
 
 def _transformers(checkpoint: Checkpoint) -> Any:
@@ -99,7 +104,7 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     resize = {"interpolate_pos_encoding": True} if beside["model_type"] == "vit" else {}
 
     def run(x: Tensor) -> Any:
-        out = model(x, **resize if x.shape[-2:] != (config.image_size,) * 2 else {})
+        out = model(x, **resize if tuple(x.shape[-2:]) != pair(config.image_size) else {})
         return out.logits if c.num_classes else out.pooler_output if c.pre_logits else out.last_hidden_state[:, 0]
 
     return run
@@ -185,6 +190,7 @@ def compare(source: str | Path, model: ViT | None = None, **overrides: Any) -> l
 
     Raises:
         ImportError: the library is not installed.
+        CannotExpress: the library cannot run such a model.
     """
     checkpoint = open_checkpoint(source, **overrides)
     if checkpoint.dialect.name not in PEERS:
@@ -195,19 +201,23 @@ def compare(source: str | Path, model: ViT | None = None, **overrides: Any) -> l
     for name, x in pictures(checkpoint.config).items():
         outputs = theirs(x).float()
         found = difference(ours(x), outputs)
-        why = _explain(source, overrides, ours.config, x, outputs) if found > BAR else ""
+        why = _explain(source, overrides, ours, x, outputs) if found > BAR else ""
         rows.append(Comparison(library, name, found, why))
     return rows
 
 
-def _explain(source: str | Path, overrides: dict[str, Any], config: ViTConfig, x: Tensor, outputs: Tensor) -> str:
+def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tensor, outputs: Tensor) -> str:
     """The fewest properties that, changed in our model, make it equal to theirs; empty where none do."""
+    config, state = model.config, model.state_dict()
     for changes in _changes(config):
-        try:
-            ours = build(open_checkpoint(source, **{**overrides, **changes}), torch.float32)
-        except VitkitError:
-            continue
-        if difference(ours(x), outputs) <= BAR:
+        table = state["positions.table"]
+        if "position_resize" in changes:       # matters only where positions were resized when they were loaded
+            table = open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]
+            if torch.equal(table, state["positions.table"]):
+                continue
+        other = skeleton(dataclasses.replace(config, **changes)).eval()
+        other.load_state_dict({**state, "positions.table": table}, assign=True)
+        if difference(other(x), outputs) <= BAR:
             return "explained by " + " and ".join(
                 f"{name}: the library computes with {value}, vitkit with {getattr(config, name)}"
                 for name, value in changes.items())

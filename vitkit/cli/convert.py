@@ -29,7 +29,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint from any dialect to any other, with proof."""
     from vitkit import checkpoints
-    from vitkit.errors import CheckpointError
+    from vitkit.errors import CannotExpress, CheckpointError
 
     overrides = {"dialect": dialect, "revision": revision, "num_classes": num_classes, "mean": numbers(mean, "--mean"),
                  "std": numbers(std, "--std"), "image_size": size(image_size),
@@ -47,7 +47,7 @@ def convert(
         print(f"{place} as its own library runs it, against vitkit:")
         try:
             found = proof.compare(place, model.float(), **arguments)
-        except ImportError as error:
+        except (ImportError, CannotExpress) as error:
             print(f"  not compared: {error}")
             continue
         for row in found:
