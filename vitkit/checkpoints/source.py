@@ -14,6 +14,7 @@ from vitkit.errors import UnreadableFile
 
 # What a folder of transformers or timm calls its weights, best first.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+RUN = ("best", "last", "ema")      # what a run folder calls its checkpoints; RUN@ema names one of them
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
@@ -38,7 +39,8 @@ def find(source: str | Path, revision: str | None = None) -> Files:
     """Find the files that a source names.
 
     Args:
-        source: a file, a folder, or a hub id (`google/vit-base-patch16-224`, with `@revision` or not).
+        source: a file, a folder, a run (`runs/x`, `runs/x@ema`), or a hub id (`google/vit-base-patch16-224`, with
+            `@revision` or not).
         revision: branch, tag or commit on the hub.
 
     Raises:
@@ -57,6 +59,33 @@ def _file(source: str, revision: str | None) -> Files | None:
     if not path.is_file():
         return None
     return beside(path, source) if path.name in WEIGHTS else Files(source, path)
+
+
+def run_weights(folder: Path, which: str = "") -> Path:
+    """The checkpoint that a run folder (`vitkit train`, `vitkit probe`) means.
+
+    Args:
+        folder: holds run.json.
+        which: one of RUN; the best, else the last, when not given.
+
+    Raises:
+        UnreadableFile: there is no such checkpoint (yet); lists what there is.
+    """
+    there = [name for name in RUN if (folder / f"{name}.safetensors").is_file()]
+    wanted = [which] if which else ["best", "last"]
+    for name in wanted:
+        if name in there:
+            return folder / f"{name}.safetensors"
+    raise UnreadableFile(f"The run {folder} has no {' or '.join(wanted)} weights; it has: "
+                         f"{', '.join(there) or 'none yet'}.")
+
+
+def _run(source: str, revision: str | None) -> Files | None:
+    place, _, which = source.rpartition("@") if "@" in source else (source, "", "")
+    for folder, name in ((Path(source), ""), (Path(place), which)):
+        if (folder / "run.json").is_file():
+            return Files(source, run_weights(folder, name))
+    return None
 
 
 def _folder(source: str, revision: str | None) -> Files | None:
@@ -104,6 +133,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {      # tried in this order; None passes on
     "file": _file,
+    "run": _run,
     "folder": _folder,
     "hub": _hub,
 }

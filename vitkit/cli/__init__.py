@@ -11,15 +11,23 @@ from typing import Any
 
 import typer
 
-from vitkit.cli import convert, demo, describe, inspect, models
+from vitkit.cli import convert, demo, describe, doctor, inspect, models, recipes, runs, serve, sweep, train, walk
 from vitkit.errors import VitkitError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo.demo,
+    "train": train.train,
+    "recipes": recipes.recipes,
+    "sweep": sweep.sweep,
+    "runs": runs.runs,
+    "diff": runs.diff,
+    "walk": walk.walk,
     "models": models.models,
     "describe": describe.describe,
+    "doctor": doctor.doctor,
     "convert": convert.convert,
     "inspect": inspect.inspect,
+    "serve": serve.serve,
 }
 
 app = typer.Typer(

@@ -29,7 +29,7 @@ from vitkit.errors import ConfigError, OutputError, UnreadableFile
 if TYPE_CHECKING:
     from vitkit.model.vit import ViT
 
-KINDS = ("best", "last", "ema")     # a run's checkpoints; without a word the first two, in this order
+KINDS = ("best", "last", "ema")     # a run's checkpoints
 
 
 def environment() -> dict[str, Any]:
@@ -127,13 +127,9 @@ class RunFolder:
         Raises:
             UnreadableFile: there is no such checkpoint (yet).
         """
-        wanted = (which,) if which else KINDS[:2]
-        for name in wanted:
-            if (self.path / f"{name}.safetensors").is_file():
-                return self.path / f"{name}.safetensors"
-        there = [name for name in KINDS if (self.path / f"{name}.safetensors").is_file()]
-        raise UnreadableFile(f"The run {self.path} has no {' or '.join(wanted)} weights; it has: "
-                             f"{', '.join(there) or 'none yet'}.")
+        from vitkit.checkpoints.source import run_weights
+
+        return run_weights(self.path, which or "")
 
     def save(self, model: ViT, which: str, extra: Mapping[str, str] | None = None) -> Path:
         """Write one of the run's checkpoints, whole or not at all.

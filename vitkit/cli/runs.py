@@ -1,0 +1,69 @@
+"""`vitkit runs` and `vitkit diff`: runs beside each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Searched for runs, to any depth.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs under a folder, with what they reached."""
+    from vitkit.cli.text import print_table
+    from vitkit.jobs.runs import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        print(json.dumps([{**asdict(row), "path": str(row.path)} for row in found], indent=1))
+        return
+    print_table(["run", "kind", "recipe", "model", "steps#", "loss#", "last#", "best#", "seconds#", "started"],
+                [(row.path, row.kind, row.recipe, row.model,
+                  f"{row.step:,}/{row.total:,}" if row.total is not None else "-", number(row.loss), share(row.top1),
+                  share(row.best), f"{row.seconds:,.0f}", row.created) for row in found])
+    if not found:
+        print(f"no runs in {folder}")
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(help="A run's folder.")],
+    second: Annotated[Path, typer.Argument(help="Another run's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two runs: settings, metrics, weights. Exit code 1 when they differ in what came out."""
+    from vitkit.cli.text import print_table
+    from vitkit.jobs.runs import diff as compare
+
+    found = compare(first, second)
+    if as_json:
+        print(json.dumps({**asdict(found), "same": found.same}, indent=1))
+    else:
+        if found.settings:
+            print_table(["setting", str(first), str(second)], [(k, *v) for k, v in found.settings.items()])
+        print_table(["result", str(first), str(second)], [(k, *map(number, v)) for k, v in found.numbers.items()])
+        if found.metrics is None:
+            print(f"metrics: equal, {found.lines[0]:,} lines, times apart")
+        else:
+            print(f"metrics: {found.lines[0]:,} and {found.lines[1]:,} lines; the first that differs:")
+            for line in found.metrics:
+                print(f"  {json.dumps(line)}")
+        for which, distance in found.weights.items():
+            print(f"{which} weights: " + ("other shapes" if distance is None else "equal to the bit" if distance == 0
+                                          else f"differ by up to {distance:.3g}"))
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def number(value: Any) -> str:
+    """A number, or a dash for none."""
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def share(value: float | None) -> str:
+    """A share in percent, or a dash for none."""
+    return "-" if value is None else f"{value:.2%}"

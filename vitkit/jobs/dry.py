@@ -1,0 +1,83 @@
+"""What a run would do, without doing it: steps, learning rates, parameters, memory, data. One micro-batch at most."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.loader import TrainLoader
+from vitkit.jobs.train import Prepared
+from vitkit.training.loss import LOSSES
+from vitkit.training.schedule import lr_at
+
+
+def dry_run(ready: Prepared) -> dict[str, Any]:
+    """Describe a prepared run, and measure one micro-batch of it.
+
+    Args:
+        ready: what `prepare` returned.
+
+    Returns:
+        What `vitkit train --dry-run` prints, by name.
+    """
+    recipe, shares, total = ready.recipe, ready.shares, ready.recipe.total(len(ready.train))
+    seconds, activations = _measure(ready)
+    weights = sum(p.numel() * 4 for p in ready.model.parameters())
+    trained = ready.info["trained"] * 4
+    moments = trained * (2 if recipe.optimizer == "adamw" else 1)
+    points = {step: lr_at(recipe, step, total)
+              for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})}
+    return {
+        "data": ready.info["data"],
+        "recipe": ready.info["recipe_name"],
+        "parameters": ready.info["parameters"],
+        "trained": ready.info["trained"],
+        "image_size": ready.model.config.image_size,
+        "steps": total,
+        "epochs": total * recipe.batch_size / len(ready.train),
+        "batch": {"images": recipe.batch_size, "processes": ready.engine.ranks, "each": shares.process,
+                  "micro": shares.micro, "accumulated": shares.count},
+        "optimizer": recipe.optimizer,
+        "lr": points,
+        "warmup": recipe.warmup_steps(total),
+        "precision": ready.engine.precision,
+        "device": str(ready.engine.device),
+        "memory": {"weights": weights, "gradients": trained, "moments": moments,
+                   "average": weights if recipe.ema is not None else 0, "activations": activations,
+                   "all": weights + trained + moments + activations + (weights if recipe.ema is not None else 0)},
+        "seconds_per_step": seconds * shares.count,
+        "hours": seconds * shares.count * total / 3600,
+        "notes": list(ready.notes),
+    }
+
+
+def _measure(ready: Prepared) -> tuple[float, int]:
+    """Seconds of one micro-batch, forward and backward, and the bytes that it keeps for the way back."""
+    model, recipe, engine, shares = ready.model, ready.recipe, ready.engine, ready.shares
+    loader = TrainLoader(ready.train, model.input_spec, recipe.augment,
+                         batch_size=max(shares.micro, 1 + bool(recipe.mix)), seed=ready.settings.seed,
+                         mix=recipe.mix, workers=0, device=engine.device,
+                         bad_images=ready.settings.bad_images)
+    batch = next(loader.batches(0, 1))
+    model.to(engine.device).train()
+    model.gradient_checkpointing = ready.settings.checkpointing
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    began = time.perf_counter()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        with engine.autocast():
+            logits = model(batch.pixels)
+        loss = LOSSES[recipe.loss](logits.float(), batch, recipe.label_smoothing, bool(recipe.mix)).mean()
+    loss.backward()
+    loss.item()
+    return time.perf_counter() - began, sum(kept.values())
