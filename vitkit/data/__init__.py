@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from vitkit.data.augment import Augment, augment
 from vitkit.data.base import Source, stratified
+from vitkit.data.cache import CachedSource, cached
 from vitkit.data.decode import decode
+from vitkit.data.doctor import Report, examine, move_aside
 from vitkit.data.loader import Batch, EvalLoader, TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.data.order import Order, rng, share
@@ -15,7 +17,7 @@ from vitkit.data.preprocess import normalize, pixels, preprocess
 from vitkit.data.sources import SOURCES, open_source, open_splits
 
 __all__ = [
-    "SOURCES", "Augment", "Batch", "EvalLoader", "Mix", "Order", "Source", "TrainLoader",
-    "augment", "decode", "normalize", "open_source", "open_splits", "pixels",
+    "SOURCES", "Augment", "Batch", "CachedSource", "EvalLoader", "Mix", "Order", "Report", "Source", "TrainLoader",
+    "augment", "cached", "decode", "examine", "move_aside", "normalize", "open_source", "open_splits", "pixels",
     "preprocess", "rng", "share", "stratified",
 ]

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.base import Source
 from vitkit.data.decode import Raw, decode, header, region, upright_size
-from vitkit.data.loader import default_workers, quiet, same
 from vitkit.data.order import Array
 from vitkit.data.preprocess import pixels
+from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, OutputError
 from vitkit.model.config import InputSpec
 
@@ -139,11 +138,11 @@ def _make(source: Source, folder: Path, about: dict[str, Any], spec: InputSpec |
     (folder / "cache.json").write_text(json.dumps(about | {"bad": bad}, indent=1) + "\n")
 
 
-class _Decode(Dataset[list[Any]]):
+class _Decode:
     def __init__(self, source: Source, spec: InputSpec | None, short_side: int | None) -> None:
         self.source, self.spec, self.short_side = source, spec, short_side
 
-    def __getitem__(self, rows: range) -> list[Array | str]:
+    def __call__(self, rows: range) -> list[Array | str]:
         return [self.one(i) for i in rows]
 
     def one(self, i: int) -> Array | str:
@@ -184,8 +183,5 @@ def _decoded(source: Source, spec: InputSpec | None, short_side: int | None,
              workers: int | None) -> Iterator[Array | str]:
     work = _Decode(source, spec, short_side)
     rows = [range(i, min(i + PIECE, len(source))) for i in range(0, len(source), PIECE)]
-    workers = default_workers(source) if workers is None else workers
-    done = map(work.__getitem__, rows) if not workers else DataLoader(
-        work, batch_size=None, sampler=rows, num_workers=workers, collate_fn=same, worker_init_fn=quiet)
-    for piece in done:
+    for piece in spread(work, rows, default_workers(source) if workers is None else workers):
         yield from piece

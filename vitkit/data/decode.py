@@ -224,3 +224,19 @@ def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
             min_height=-(-image.height // s) if s > 1 else 0, strict=True)
     except ValueError:      # damaged: whether it is an error, and which, is for Pillow to say
         return None
+
+
+def damage(raw: bytes, image: Image.Image) -> str | None:
+    """What libjpeg complains about in a JPEG that Pillow decodes all the same; None when all is well.
+
+    Args:
+        raw: the file's bytes.
+        image: `header(raw, name)`.
+    """
+    if simplejpeg is None or image.format != "JPEG" or image.mode != "RGB":
+        return None
+    try:
+        simplejpeg.decode_jpeg(raw, "RGB", min_width=1, min_height=1, strict=True)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -10,15 +10,12 @@ and mixed by the process that iterates, on the device it names.
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data import mix as mixing
 from vitkit.data.augment import Augment, augment
@@ -27,6 +24,7 @@ from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
 from vitkit.data.order import Order, rng, share
 from vitkit.data.preprocess import normalize, pixels
+from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model import checks
 from vitkit.model.config import InputSpec
@@ -65,7 +63,7 @@ class Batch:
         return mixing.soft_targets(self.labels, self.others, self.weight, classes, smoothing)
 
 
-class _Work(Dataset[tuple[Tensor, list[Bad]]]):
+class _Work:
     """Rows -> [n, H, W, C] uint8, and the rows that could not be read (their pixels are left out)."""
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
@@ -81,7 +79,7 @@ class _Work(Dataset[tuple[Tensor, list[Bad]]]):
             return pixels(decode(raw, name), self.spec, name)
         return augment(raw, self.spec, self.how, rng(self.seed, "sample", epoch, index), name)
 
-    def __getitem__(self, rows: list[Row]) -> tuple[Tensor, list[Bad]]:
+    def __call__(self, rows: list[Row]) -> tuple[Tensor, list[Bad]]:
         out = torch.empty((len(rows), *self.spec.size, len(self.spec.mean)), dtype=torch.uint8)
         bad: list[Bad] = []
         good = 0
@@ -117,14 +115,8 @@ class _Loader:
     def _pieces(self, tasks: Callable[[], Iterable[list[Row]]], size: int) -> Iterator[tuple[Tensor, list[Bad]]]:
         """Results of the tasks in their order; each task is cut into pieces and its results are joined again."""
         cuts = (task[i:i + PIECE] for task in tasks() for i in range(0, len(task), PIECE))
-        if not self.workers:
-            done: Iterator[tuple[Tensor, list[Bad]]] = map(self._work.__getitem__, cuts)
-        else:
-            ahead = max(2, -(-self.prefetch * -(-size // PIECE) // self.workers))
-            done = iter(DataLoader(
-                self._work, batch_size=None, sampler=cuts, num_workers=self.workers, prefetch_factor=ahead,
-                collate_fn=same, worker_init_fn=quiet, pin_memory=self.device.type == "cuda",
-                generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
+        ahead = max(2, -(-self.prefetch * -(-size // PIECE) // max(self.workers, 1)))
+        done = spread(self._work, cuts, self.workers, ahead=ahead, pin=self.device.type == "cuda")
         for task in tasks():
             parts: list[Tensor] = []
             bad: list[Bad] = []
@@ -245,7 +237,7 @@ class TrainLoader(_Loader):
             row = self.order.at(place + ahead)
             if self.source.names[row[1]] in self.skipped:
                 continue
-            x, bad = self._work[[row]]
+            x, bad = self._work([row])
             if not bad:
                 return row, x[0]
             self._skip(row[1], bad[0][1])
@@ -308,28 +300,4 @@ class EvalLoader(_Loader):
             index = self._to_device(torch.tensor([i for _, i in kept], dtype=torch.int64))
             yield Batch(normalize(self._to_device(x), self.spec), labels, index, labels,
                         torch.ones(len(kept), device=self.device))
-
-
-def default_workers(source: Source, ranks: int = 1) -> int:
-    """One worker for each core that this process may use and does not share; none where reading costs nothing.
-
-    Args:
-        source: where images come from.
-        ranks: processes that share the cores.
-    """
-    if source.in_memory:
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks)
-
-
-def same(result: Any) -> Any:
-    """A worker's result as it is (DataLoader's own function would convert it)."""
-    return result
-
-
-def quiet(worker: int) -> None:
-    """Let a worker leave Ctrl-C to the main process, which ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
 

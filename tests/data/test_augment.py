@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
+
+from tests.data.images import encoded, picture
+from vitkit.data import Augment, Mix, augment, rng
+from vitkit.data import mix as mixing
+from vitkit.data.augment import color_jitter, random_box, random_erase
+from vitkit.data.randaugment import OPERATIONS, blend_gray, brightness, contrast, rand_augment
+from vitkit.errors import ConfigError
+from vitkit.model.config import InputSpec
+
+SPEC = InputSpec(size=(48, 40))
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=200)
+def test_boxes_lie_inside(width, height, seed):
+    left, top, right, bottom = random_box(width, height, (0.08, 1.0), (3 / 4, 4 / 3), generator(seed))
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+
+
+def test_boxes_have_the_asked_area_and_shape():
+    rng_ = generator(1)
+    boxes = np.array([random_box(600, 500, (0.2, 0.6), (0.8, 1.25), rng_) for _ in range(2000)])
+    w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    area = w * h / (600 * 500)
+    assert 0.195 < area.min() < 0.22
+    assert 0.58 < area.max() < 0.605
+    assert abs(area.mean() - 0.4) < 0.02
+    assert (w / h).min() > 0.79
+    assert (w / h).max() < 1.26
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_operation_keeps_mode_and_size_and_is_a_function_of_its_generator(name, mode):
+    image = picture(0, (50, 40)).convert(mode)
+    before = image.tobytes()
+    for m in (0, 5, 10, 15, 20):
+        a, b = OPERATIONS[name](image, m, generator(m)), OPERATIONS[name](image, m, generator(m))
+        assert (a.mode, a.size) == (mode, (50, 40))
+        assert a.tobytes() == b.tobytes()
+    assert image.tobytes() == before
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"posterize", "solarize"}))
+def test_every_operation_does_something_at_full_strength(name):
+    image = picture(0, (50, 40)).point(lambda v: v // 2 + 40)
+    assert OPERATIONS[name](image, 10, generator(3)).tobytes() != image.tobytes()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 0.6, 1.0, 1.4, 2.0])
+def test_colour_operations_are_pillows(factor):
+    image = picture(4, (50, 40))
+    for ours, theirs in ((brightness, ImageEnhance.Brightness), (contrast, ImageEnhance.Contrast),
+                         (blend_gray, ImageEnhance.Color)):
+        far = np.asarray(ours(image, factor)).astype(int) - np.asarray(theirs(image).enhance(factor))
+        assert np.abs(far).max() <= 1
+
+
+def test_turning_and_shifting_fill_with_gray():
+    white = Image.new("RGB", (64, 64), (255, 255, 255))
+    for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "cutout"):
+        colours = {c for _, c in OPERATIONS[name](white, 10, generator(0)).getcolors(10**6)}
+        assert (128, 128, 128) in colours, name
+    moved = np.asarray(OPERATIONS["translate_x"](white, 10, generator(0)))[..., 0]
+    assert (moved == 128).mean() == pytest.approx(100 / 224, abs=0.03)
+
+
+def test_jitter_and_rand_augment_vary_with_the_generator():
+    image = picture(0, (50, 40))
+    assert len({color_jitter(image, 0.4, generator(s)).tobytes() for s in range(8)}) == 8
+    assert len({rand_augment(image, 2, 10, generator(s)).tobytes() for s in range(20)}) > 12
+    assert rand_augment(image, 0, 10, generator(0)) is image
+
+
+def test_erasing_paints_one_rectangle_of_the_asked_area():
+    x = torch.full((60, 80, 3), 255, dtype=torch.uint8)
+    spec = InputSpec(size=(60, 80), mean=(0.2, 0.4, 0.6), std=(0.1, 0.1, 0.1))
+    for seed in range(50):
+        out = random_erase(x, (0.1, 0.2), "mean", spec, generator(seed))
+        hit = (out != 255).any(-1)
+        rows, columns = hit.any(1).sum().item(), hit.any(0).sum().item()
+        assert hit.sum() == rows * columns
+        assert 0.09 < rows * columns / 4800 < 0.21
+        assert out[hit].unique(dim=0).tolist() == [[51, 102, 153]]
+    noise = random_erase(x, (0.2, 0.2), "noise", spec, generator(0))
+    assert noise[(noise != 255).any(-1)].float().mean(0).tolist() == pytest.approx([51, 102, 153], abs=6)
+    assert (x == 255).all()
+
+
+def test_probabilities_are_kept():
+    data = encoded(picture(0))
+    flips = [augment(data, SPEC, Augment(scale=None, flip=0.3), generator(s)) for s in range(300)]
+    plain = augment(data, SPEC, Augment(scale=None, flip=0.0), generator(0))
+    assert 0.22 < np.mean([torch.equal(x, plain.flip(1)) for x in flips]) < 0.38
+    assert all(torch.equal(x, plain) or torch.equal(x, plain.flip(1)) for x in flips)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("interpolation", [None, "nearest", "bicubic"])
+def test_every_format_gives_the_asked_size(kind, interpolation):
+    x = augment(encoded(picture(0), kind), SPEC, Augment(interpolation=interpolation), generator(0))
+    assert x.shape == (48, 40, 3)
+    assert x.dtype == torch.uint8
+
+
+def test_a_turned_photo_is_cut_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.new("RGB", (100, 60), (255, 0, 0))
+    image.paste((0, 0, 255), (0, 0, 50, 60))      # left blue, right red: upright, the top is blue
+    how = Augment(scale=(1.0, 1.0), ratio=(0.6, 0.6), flip=0.0)
+    x = augment(encoded(image, exif=exif.tobytes()), InputSpec(size=(50, 30)), how, generator(0))
+    assert x[5].float().mean(0)[2] > 200
+    assert x[-5].float().mean(0)[0] > 200
+
+
+@pytest.mark.parametrize("wrong", [{"flip": 2}, {"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"ratio": (2, 1)},
+                                   {"erase_fill": "black"}, {"rand_layers": -1}, {"interpolation": "lanczos"}])
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        Augment(**wrong)
+
+
+@given(st.integers(2, 65), st.integers(0, 1000), st.integers(0, 50))
+@settings(deadline=None, max_examples=60)
+def test_partners_are_couples(count, seed, step):
+    plan = mixing.plan(Mix(mixup=0.5, cutmix=1.0), seed, step, count)
+    assert sorted(plan.order) == list(range(count))
+    assert 0 <= plan.weight <= 1
+    partners = [mixing.partner(i, count) for i in range(count)]
+    assert all(partners[i] != i for i in range(count))
+    assert all(partners[partners[i]] == i for i in range(count - count % 2))
+    assert plan == mixing.plan(Mix(mixup=0.5, cutmix=1.0), seed, step, count)
+
+
+def test_couples_change_from_step_to_step():
+    orders = {tuple(mixing.plan(Mix(mixup=0.5), 0, step, 8).order) for step in range(20)}
+    assert len(orders) == 20
+
+
+def test_cutmix_weight_is_the_area_that_is_left():
+    x, other = torch.zeros(3, 1, 37, 41), torch.ones(3, 1, 37, 41)
+    for step in range(40):
+        plan = mixing.plan(Mix(cutmix=1.0), 3, step, 4)
+        out, weight = mixing.apply(x, other, plan)
+        assert out.mean().item() == pytest.approx(1 - weight, abs=1e-6)
+    assert x.sum() == 0
+
+
+def test_mixing_distributions():
+    plans = [mixing.plan(Mix(mixup=0.4, cutmix=1.0, probability=0.6, switch=0.25), 1, s, 4) for s in range(2000)]
+    mixed = [p for p in plans if p.weight != 1.0 or p.box]
+    assert len(mixed) / 2000 == pytest.approx(0.6, abs=0.04)
+    assert np.mean([p.box is not None for p in mixed]) == pytest.approx(0.25, abs=0.04)
+    lam = [p.weight for p in mixed if p.box is None]
+    assert np.mean(lam) == pytest.approx(0.5, abs=0.04)
+    assert np.var(lam) == pytest.approx(0.25 / (2 * 0.4 + 1), abs=0.02)
+
+
+def test_soft_targets():
+    y = mixing.soft_targets(torch.tensor([0, 1]), torch.tensor([2, 1]), torch.tensor([0.75, 0.5]), 4, 0.2)
+    assert torch.allclose(y, torch.tensor([[0.65, 0.05, 0.25, 0.05], [0.05, 0.85, 0.05, 0.05]]))
+
+
+def test_one_image_cannot_be_mixed():
+    with pytest.raises(ConfigError, match="at least 2 images"):
+        mixing.plan(Mix(mixup=1.0), 0, 0, 1)
+    assert mixing.plan(Mix(), 0, 0, 1).weight == 1.0
+
+
+def test_the_generator_is_the_only_randomness():
+    data = encoded(picture(0))
+    how = Augment(color_jitter=0.3, rand_layers=3, erase=1.0)
+    draws = []
+    for s in (1, 2):
+        np.random.seed(s)
+        torch.manual_seed(s)
+        draws.append(augment(data, SPEC, how, rng(0, "sample", 4, 2)))
+    assert torch.equal(*draws)

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.images import BAD, class_folder, encoded, odd_files, picture
+from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, rng
+from vitkit.data.preprocess import normalize
+from vitkit.errors import BadImage, ConfigError, DataError
+from vitkit.model.config import InputSpec
+
+SPEC = InputSpec(size=(32, 32))
+STRONG = Augment(color_jitter=0.4, rand_layers=2, rand_magnitude=15, erase=0.5, erase_fill="noise")
+MIX = Mix(mixup=0.8, cutmix=1.0)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return open_source(class_folder(tmp_path_factory.mktemp("photos"), {"a": 20, "b": 31, "c": 9}), "all")
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Fifteen odd files, five of them unreadable, among ten good ones."""
+    class_folder(tmp_path, {"good": 10})
+    (tmp_path / "odd").mkdir()
+    for name, data in odd_files().items():
+        (tmp_path / "odd" / name).write_bytes(data)
+    return open_source(tmp_path, "all")
+
+
+def same(a, b):
+    return all(torch.equal(getattr(a, f), getattr(b, f)) for f in ("pixels", "labels", "index", "others", "weight"))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_same_bytes_for_any_number_of_workers(photos, workers):
+    def run(count):
+        loader = TrainLoader(photos, SPEC, STRONG, batch_size=50, seed=3, mix=MIX, workers=count)
+        return list(loader.batches(0, 4))
+
+    assert all(same(a, b) for a, b in zip(run(0), run(workers), strict=True))
+
+
+def test_starting_at_a_step_is_having_come_there(photos):
+    loader = TrainLoader(photos, SPEC, STRONG, batch_size=13, seed=1, mix=MIX, workers=0)
+    all_of_them = list(loader.batches(0, 8))
+    restarted = TrainLoader(photos, SPEC, STRONG, batch_size=13, seed=1, mix=MIX, workers=2)
+    assert all(same(a, b) for a, b in zip(restarted.batches(5, 8), all_of_them[5:], strict=True))
+    backwards = [next(loader.batches(step)) for step in (7, 2)]
+    assert same(backwards[0], all_of_them[7])
+    assert same(backwards[1], all_of_them[2])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("mix", [Mix(), MIX, Mix(mixup=0.2), Mix(cutmix=1.0)], ids=["none", "both", "mixup", "cutmix"])
+def test_processes_together_see_the_batch_of_one(photos, ranks, mix):
+    def run(rank, of):
+        return list(TrainLoader(photos, SPEC, STRONG, batch_size=16, seed=2, mix=mix, workers=0, rank=rank,
+                                ranks=of).batches(2, 5))
+
+    parts = [run(rank, ranks) for rank in range(ranks)]
+    for step, whole in enumerate(run(0, 1)):
+        joined = [part[step] for part in parts]
+        for field in ("pixels", "labels", "index", "others", "weight"):
+            assert torch.equal(torch.cat([getattr(p, field) for p in joined]), getattr(whole, field)), field
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_index(photos):
+    loader = TrainLoader(photos, SPEC, STRONG, batch_size=7, seed=9, workers=0)
+    batch = next(loader.batches(10))
+    for k, (epoch, index) in enumerate(loader.rows(10)):
+        alone = augment(photos.raw(index), SPEC, STRONG, rng(9, "sample", epoch, index))
+        assert torch.equal(batch.pixels[k], normalize(alone[None], SPEC)[0])
+        assert batch.index[k] == index
+        assert batch.labels[k] == photos.labels[index]
+
+
+def test_global_generators_are_neither_read_nor_changed(photos):
+    def run():
+        return list(TrainLoader(photos, SPEC, STRONG, batch_size=30, seed=0, mix=MIX, workers=1).batches(0, 1))
+
+    torch.manual_seed(1)
+    np.random.seed(1)
+    first, after = run(), torch.rand(3)
+    torch.manual_seed(1)
+    np.random.seed(7)
+    assert torch.equal(after, torch.rand(3))
+    assert same(first[0], run()[0])
+
+
+def test_every_image_once_for_any_number_of_processes(photos):
+    for ranks in (1, 2, 7, 61):
+        seen = []
+        for rank in range(ranks):
+            loader = EvalLoader(photos, SPEC, batch_size=8, rank=rank, ranks=ranks, workers=0)
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            seen += [i for batch in batches for i in batch.index.tolist()]
+        assert seen == list(range(60))
+
+
+def test_evaluation_is_preprocess(photos):
+    for workers in (0, 2):
+        for batch in EvalLoader(photos, SPEC, batch_size=50, workers=workers):
+            for x, index, label in zip(batch.pixels, batch.index.tolist(), batch.labels, strict=True):
+                assert torch.equal(x, preprocess(decode(photos.raw(index)), SPEC))
+                assert label == photos.labels[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fail_names_the_first_bad_image(damaged, workers):
+    with pytest.raises(BadImage, match=r"^odd/bomb\.png: declares more than 178 megapixels .*--bad-images skip"):
+        list(EvalLoader(damaged, SPEC, workers=workers))
+    with pytest.raises(BadImage, match=r"^odd/\w+\.\w+: "):
+        list(TrainLoader(damaged, SPEC, batch_size=8, workers=workers).batches(0, 4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skip_leaves_bad_images_out_of_evaluation_and_names_each_once(damaged, workers):
+    told = []
+    loader = EvalLoader(damaged, SPEC, batch_size=4, workers=workers, bad_images="skip",
+                        on_bad=lambda name, why: told.append(name))
+    seen = [i for batch in loader for i in batch.index.tolist()]
+    assert {damaged.names[i] for i in seen} == {n for n in damaged.names if n.partition("/")[2] not in BAD}
+    assert len(seen) == len(set(seen)) == 20
+    assert sorted(told) == sorted(loader.skipped) == sorted(f"odd/{name}" for name in BAD)
+    assert all(name in why for name, why in loader.skipped.items())
+
+
+def test_skip_fills_training_batches_with_readable_images(damaged):
+    def run(workers, ranks=1, rank=0):
+        loader = TrainLoader(damaged, SPEC, STRONG, batch_size=10, seed=4, mix=MIX, workers=workers, bad_images="skip",
+                             rank=rank, ranks=ranks)
+        return list(loader.batches(0, 6)), loader.skipped
+
+    batches, skipped = run(0)
+    assert {len(b) for b in batches} == {10}
+    assert set(skipped) == {f"odd/{name}" for name in BAD}
+    bad = {i for i, name in enumerate(damaged.names) if name in skipped}
+    assert not bad & {i for b in batches for i in b.index.tolist()}
+    assert all(b.pixels.flatten(1).std(1).min() > 0 for b in batches)       # none is black
+    assert all(same(a, b) for a, b in zip(batches, run(2)[0], strict=True))
+    halves = [run(0, 2, rank)[0] for rank in range(2)]
+    for step, whole in enumerate(batches):
+        assert torch.equal(torch.cat([half[step].pixels for half in halves]), whole.pixels)
+
+
+def test_nothing_readable_is_an_error_not_a_loop(tmp_path):
+    (tmp_path / "a").mkdir()
+    for n in range(3):
+        (tmp_path / "a" / f"{n}.jpg").write_bytes(b"no")
+    source = open_source(tmp_path, "all")
+    with pytest.raises(DataError, match="No image of the data set can be read"):
+        next(TrainLoader(source, SPEC, batch_size=2, workers=0, bad_images="skip").batches())
+    assert list(EvalLoader(source, SPEC, workers=0, bad_images="skip")) == []
+
+
+def test_mixing_is_visible_in_targets_and_pixels(photos):
+    plain = next(TrainLoader(photos, SPEC, batch_size=12, seed=5, workers=0).batches(3))
+    assert torch.equal(plain.targets(3), torch.nn.functional.one_hot(plain.labels, 3).float())
+    mixed = next(TrainLoader(photos, SPEC, batch_size=12, seed=5, mix=Mix(mixup=1.0), workers=0).batches(3))
+    assert sorted(mixed.index.tolist()) == sorted(plain.index.tolist())
+    assert torch.allclose(mixed.targets(3, 0.1).sum(1), torch.ones(12))
+    weight = mixed.weight[0].item()
+    assert 0 < weight < 1
+    where = {i: k for k, i in enumerate(plain.index.tolist())}
+    ordered = plain.pixels[[where[i] for i in mixed.index.tolist()]]
+    for k in range(0, 12, 2):
+        expected = ordered[k] * weight + ordered[k + 1] * (1 - weight)
+        assert torch.allclose(mixed.pixels[k], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}, {"bad_images": "ignore"}, {"rank": 1},
+                                   {"batch_size": 1, "ranks": 2}])
+def test_nonsense_is_refused(photos, wrong):
+    with pytest.raises(ConfigError):
+        TrainLoader(photos, SPEC, **wrong)
+
+
+def test_leaving_early_ends_the_workers(photos):
+    import multiprocessing
+
+    for batch in TrainLoader(photos, SPEC, batch_size=8, workers=2):
+        assert len(batch) == 8
+        break
+    del batch
+    for child in multiprocessing.active_children():
+        child.join(20)
+    assert not multiprocessing.active_children()
+    assert threading.active_count() < 20
+
+
+def test_gray_models_take_colour_files_and_the_reverse(photos):
+    gray = InputSpec(size=(16, 16), channels="gray", mean=(0.5,), std=(0.5,))
+    assert next(TrainLoader(photos, gray, STRONG, batch_size=4, workers=0).batches()).pixels.shape == (4, 1, 16, 16)
+    digits = open_source("digits")
+    assert next(TrainLoader(digits, SPEC, STRONG, batch_size=4).batches()).pixels.shape == (4, 3, 32, 32)
+    assert TrainLoader(digits, SPEC).workers == 0
+
+
+def test_a_batch_may_be_larger_than_the_data(tmp_path):
+    source = open_source(class_folder(tmp_path, {"a": 3, "b": 2}), "all")
+    batch = next(TrainLoader(source, SPEC, batch_size=12, workers=0).batches())
+    assert len(batch) == 12
+    assert np.bincount(batch.index.numpy()).min() >= 2
+
+
+def test_bytes_do_not_depend_on_the_name(tmp_path):
+    data = encoded(picture(1))
+    a, b = (augment(data, SPEC, STRONG, rng(0, "sample", 0, 0), name) for name in ("x", "y"))
+    assert torch.equal(a, b)

@@ -1,0 +1,119 @@
+"""`vitkit doctor`: every image of a data set, decoded once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vitkit.data.doctor import Finding, Report
+
+SHOWN = 20      # notes and duplicates that are listed; --json lists all
+
+
+def doctor(
+    data: Annotated[str, typer.Argument(help="A folder, a .csv, .parquet or .tar file, or kind:place.")],
+    fix: Annotated[bool, typer.Option("--fix", help="Move bad files into DATA.bad; nothing is deleted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode; one a core when not given.")] = None,
+) -> None:
+    """Check a data set: unreadable images and why, duplicates across splits, class balance, sizes.
+
+    The exit code is 1 when bad images are left.
+    """
+    from vitkit.data.doctor import examine, move_aside
+
+    with progress("decoding") as tell:
+        report = examine(data, workers=workers, progress=tell)
+    aside = move_aside(report) if fix else None
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        show(report)
+        if aside is not None:
+            print(f"\nMoved {len(report.bad)} bad files to {aside}; {aside / 'moved.json'} says where each came from.")
+    if any(found.moved_to is None for found in report.bad):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Tell how far a count has come: a bar on a terminal, else a line every tenth; on standard error.
+
+    Args:
+        what: the word before it.
+    """
+    if not sys.stderr.isatty():
+        told = 0
+
+        def line(done: int, total: int) -> None:
+            nonlocal told
+            if done * 10 // total > told:
+                told = done * 10 // total
+                print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(report: Report) -> None:
+    """Print a report for people.
+
+    Args:
+        report: what the doctor found.
+    """
+    from vitkit.cli.text import print_table
+
+    classes = list(dict.fromkeys(name for counts in report.classes.values() for name in counts))
+    largest = max(classes, key=lambda n: max(counts.get(n, 0) for counts in report.classes.values()), default="")
+    shown = classes if len(classes) <= SHOWN else [*classes[:SHOWN - 1], largest]
+    print_table(["class", *(f"{split}#" for split in report.images)],
+                [[name, *(counts.get(name, 0) for counts in report.classes.values())] for name in dict.fromkeys(shown)]
+                + [["all", *report.images.values()]])
+    if len(classes) > SHOWN:
+        print(f"({len(classes)} classes; the first ones and the largest are shown)")
+    if report.imbalance is None:
+        print("A class has no images.")
+    else:
+        print(f"Class balance: the largest class has {report.imbalance:.3g} times the images of the smallest.")
+    for word, (least, median, most) in report.sizes.items():
+        print(f"{word.capitalize()}: {least:g} to {most:g} px, median {median:g}.")
+    print("Kinds: " + ", ".join(f"{count} {kind}" for kind, count in report.modes.items()) + ".")
+    _list(f"{len(report.notes)} notes (these images are read, by a rule)", report.notes, SHOWN)
+    across = report.across
+    inside = len(report.duplicates) - len(across)
+    if report.duplicates:
+        print(f"\n{len(across)} images are in more than one split; {inside} more are twice in one split:")
+        for group in (across or report.duplicates)[:SHOWN]:
+            print("  " + " = ".join("/".join(place) for place in group))
+        if len(across) > SHOWN:
+            print(f"  ... and {len(across) - SHOWN} more (--json lists all)")
+    else:
+        print("\nNo image is there twice.")
+    if report.bad:
+        _list(f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
+              report.bad, len(report.bad))
+    else:
+        print(f"Every one of {sum(report.images.values())} images can be read ({report.seconds:.1f} s).")
+
+
+def _list(title: str, findings: list[Finding], most: int) -> None:
+    if not findings:
+        return
+    print(f"\n{title}:")
+    for found in findings[:most]:
+        print(f"  {found.split}/{found.name}: {found.reason}")
+    if len(findings) > most:
+        print(f"  ... and {len(findings) - most} more (--json lists all)")

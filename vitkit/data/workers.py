@@ -1,0 +1,69 @@
+"""Processes that share out work: results come in the order of the tasks, and nothing random happens in them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.base import Source
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def spread(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, ahead: int = 2,
+           pin: bool = False) -> Iterator[Result]:
+    """Yield work(task) for each task, in order.
+
+    Args:
+        work: a function, or an object with `__call__`, that can be sent to another process.
+        tasks: what to do; taken from the iterable as they are needed, so it may be endless.
+        workers: processes; 0 works in this one.
+        ahead: tasks that each worker has waiting.
+        pin: whether tensors land in pinned memory, for a copy to the GPU that does not wait.
+    """
+    if not workers:
+        return map(work, tasks)
+    with warnings.catch_warnings():      # torch has an opinion on how many workers there should be; the caller asked
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return iter(DataLoader(
+            _Calls(work), batch_size=None, sampler=tasks, num_workers=workers, prefetch_factor=ahead, pin_memory=pin,
+            collate_fn=_same, worker_init_fn=_quiet,
+            generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
+
+
+def default_workers(source: Source, ranks: int = 1) -> int:
+    """One worker for each core that this process may use and does not share; none where reading costs nothing.
+
+    Args:
+        source: where images come from.
+        ranks: processes that share the cores.
+    """
+    if source.in_memory:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks)
+
+
+class _Calls(Dataset[Any]):
+    """What DataLoader indexes: the result of a task."""
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self.work = work
+
+    def __getitem__(self, task: Any) -> Any:
+        return self.work(task)
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def _quiet(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C is for the main process, which ends its workers
