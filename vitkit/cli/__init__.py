@@ -11,7 +11,23 @@ from typing import Any
 
 import typer
 
-from vitkit.cli import convert, demo, describe, doctor, inspect, models, recipes, runs, serve, sweep, train, walk
+from vitkit.cli import (
+    convert,
+    demo,
+    describe,
+    doctor,
+    explain,
+    figures,
+    inspect,
+    models,
+    patches,
+    recipes,
+    runs,
+    serve,
+    sweep,
+    train,
+    walk,
+)
 from vitkit.errors import VitkitError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -24,6 +40,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "walk": walk.walk,
     "models": models.models,
     "describe": describe.describe,
+    "explain": explain.explain,
+    "figures": figures.figures,
+    "patches": patches.patches,
     "doctor": doctor.doctor,
     "convert": convert.convert,
     "inspect": inspect.inspect,

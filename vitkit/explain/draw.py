@@ -16,12 +16,14 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure as Figure
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from vitkit.errors import OutputError
+
+__all__ = ["Figure"]      # the name that other files know matplotlib by
 
 Array = NDArray[Any]
 
@@ -139,9 +141,9 @@ def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDA
         strength: share of the colour where the map is largest.
     """
     h = enlarged(unit(heat), *image.shape[:2])[..., None]
-    colour = mpl.colormaps[HEAT](h[..., 0])[..., :3] * 255
-    gray = image.mean(-1, keepdims=True) * 0.6 + 15
-    return np.clip(gray * (1 - strength * h) + colour * strength * h, 0, 255).astype(np.uint8)
+    colours = (mpl.colormaps[HEAT](np.arange(256))[:, :3] * 255).astype(np.float32)
+    gray = image.mean(-1, keepdims=True, dtype=np.float32) * 0.6 + 15
+    return (gray * (1 - strength * h) + colours[(h[..., 0] * 255).astype(np.uint8)] * strength * h).astype(np.uint8)
 
 
 def spotlight(image: NDArray[np.uint8], heat: Array) -> NDArray[np.uint8]:
@@ -155,13 +157,13 @@ def spotlight(image: NDArray[np.uint8], heat: Array) -> NDArray[np.uint8]:
     return (image * h).astype(np.uint8)
 
 
-def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[int, ...]) -> NDArray[np.uint8]:
+def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[float, ...]) -> NDArray[np.uint8]:
     """An image with a frame around one patch.
 
     Args:
         image: [H, W, 3].
         patch: (row, column).
-        grid: (rows, columns) of the patches.
+        grid: patches down and across; broken numbers where the last ones are cut.
     """
     result = image.copy()
     top, left = (round(i * side / n) for i, side, n in zip(patch, image.shape, grid, strict=False))
