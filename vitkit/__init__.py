@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitkit.checkpoints import load as load
     from vitkit.checkpoints import save as save
+    from vitkit.evaluation.predict import predict as predict
     from vitkit.model.config import InputSpec as InputSpec
     from vitkit.model.config import ViTConfig as ViTConfig
     from vitkit.model.create import create as create
@@ -26,9 +27,10 @@ _HOME = {                       # public name -> module that holds it
     "create": "vitkit.model.create",
     "load": "vitkit.checkpoints",
     "save": "vitkit.checkpoints",
+    "predict": "vitkit.evaluation.predict",
     "set_seeds": "vitkit.seeds",
 }
-_ROOMS = ("checkpoints", "data", "errors", "explain", "huggingface", "model", "paper")
+_ROOMS = ("checkpoints", "data", "errors", "evaluation", "explain", "features", "huggingface", "model", "paper")
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

@@ -60,7 +60,7 @@ def backbone_hash(model: ViT) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("head."):
             h.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            h.update(_bytes(tensor))
+            h.update(_bytes(tensor).data)
     return h.hexdigest()
 
 

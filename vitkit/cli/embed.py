@@ -1,0 +1,81 @@
+"""`vitkit embed`: features into the cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitkit.cli.weights import (
+    BadImages,
+    BatchSize,
+    Cache,
+    Device,
+    Features,
+    From,
+    ImageSize,
+    Mean,
+    Precision,
+    Std,
+    Workers,
+)
+
+
+def embed(
+    data: Annotated[str, typer.Argument(help="A folder, a .csv, .parquet or .tar file, or kind:place.")],
+    weights: From,
+    features: Features = None,
+    split: Annotated[str | None, typer.Option("--split", help="One part of the data; all when not given.")] = None,
+    cache: Cache = None,
+    out: Annotated[Path | None, typer.Option("--out", help="An .npz or .parquet file to write them to too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    bad_images: BadImages = "fail",
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    mean: Mean = None,
+    std: Std = None,
+    image_size: ImageSize = None,
+) -> None:
+    """Compute the features of a data set once, and keep them; what is there already is not computed again."""
+    from vitkit.cli import weights as common
+    from vitkit.engine import Engine
+    from vitkit.features.choice import choose
+    from vitkit.features.export import check
+    from vitkit.jobs import embed as job
+
+    if out is not None:
+        check(out)
+    sources = job.parts_of(data, split)
+    engine = Engine(device, precision)
+    model = common.load(weights, engine, mean, std, image_size)
+    choice = choose(features, model.config)
+    kept = job.open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
+    with common.counting("embedding", sum(map(len, sources.values())), show=engine.main) as tick:
+        found = job.embed(model, sources, kept, features=features, out=out, batch_size=batch_size, workers=workers,
+                          engine=engine, progress=tick, bad_images=bad_images)  # type: ignore[arg-type]
+    skipped = [pair for filled in found.parts.values() for pair in filled.skipped]
+    if engine.main:
+        parts = {name: {"images": int(filled.readable.sum()), "computed": filled.computed, "reused": filled.reused,
+                        "seconds": round(filled.seconds, 3)} for name, filled in found.parts.items()}
+        if as_json:
+            print(json.dumps({"weights": weights, "data": data, "features": choice.name, "width": choice.width,
+                              "cache": str(kept.path), "out": str(out) if out else None, "parts": parts,
+                              "skipped": [{"image": name, "why": why} for name, why in skipped]}, indent=1))
+        else:
+            for name, part in parts.items():
+                rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
+                print(f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
+                      f"{part['seconds']:.2f} s{rate}")
+            print(f"feature {choice.name}, {choice.width} numbers an image, in {kept.path}")
+            if out is not None:
+                print(f"wrote {out}")
+        for _, why in skipped:
+            print(f"vitkit: skipped {why}", file=sys.stderr)
+    engine.close()
+    if skipped:
+        raise typer.Exit(1)

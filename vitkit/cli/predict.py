@@ -1,0 +1,95 @@
+"""`vitkit predict`: what a model says of images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitkit.cli.weights import BatchSize, Device, ImageSize, Mean, Std, Weights, Workers
+
+if TYPE_CHECKING:
+    from vitkit.evaluation.predict import Given, Prediction
+
+
+def predict(
+    weights: Weights,
+    images: Annotated[list[str], typer.Argument(help="Images, folders or patterns; - reads one image, or a list of "
+                                                     "files, from standard input.", metavar="IMAGE|FOLDER|GLOB|-")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Classes for each image.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated lines, one for each class.")] = False,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
+    device: Device = "auto",
+    mean: Mean = None,
+    std: Std = None,
+    image_size: ImageSize = None,
+) -> None:
+    """Classify images. A file that cannot be read is named and skipped; the exit code is then 1."""
+    from vitkit.errors import ConfigError
+
+    if as_json and as_csv:
+        raise ConfigError("Give --json or --csv, not both.")
+    from vitkit.cli import weights as common
+    from vitkit.engine import Engine
+    from vitkit.evaluation.predict import Images, predictions
+
+    source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
+    model = common.load(weights, Engine(device), mean, std, image_size)
+    skipped: list[tuple[str, str]] = []
+
+    def on_bad(name: str, why: str) -> None:
+        skipped.append((name, why))
+        print(f"vitkit: skipped {why}", file=sys.stderr)
+
+    kept: list[dict[str, object]] = []
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    few = len(source) <= batch_size         # so few need neither worker processes nor a bar
+    with common.counting("predicting", len(source), show=not few) as tick:
+        if as_csv:
+            lines.writerow(("image", "rank", "class", "index", "probability"))
+        for found in predictions(model, source, top=top, batch_size=batch_size, bad_images="skip", on_bad=on_bad,
+                                 workers=0 if few and workers is None else workers):
+            tick(1)
+            if as_json:
+                kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses]})
+            elif as_csv:
+                lines.writerows((found.image, rank, g.name, g.index, f"{g.probability:.6f}")
+                                for rank, g in enumerate(found.guesses, 1))
+            else:
+                show(found)
+    if as_json:
+        print(json.dumps({"weights": weights, "predictions": kept,
+                          "skipped": [{"image": name, "why": why} for name, why in skipped]}, indent=1))
+    if skipped:
+        print(f"vitkit: {len(skipped)} of {len(source)} images could not be read.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def from_stdin() -> list[Given]:
+    """One encoded image, or the files that a list of lines names."""
+    from vitkit.errors import DataError
+
+    data = sys.stdin.buffer.read()
+    if not data.strip():
+        raise DataError("Expected an image or a list of files on standard input; it was empty.")
+    try:
+        lines = [line.strip() for line in data.decode("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        return [data]
+    return list[Given](lines) if os.path.exists(lines[0]) else [data]
+
+
+def show(found: Prediction) -> None:
+    """Print one line.
+
+    Args:
+        found: the prediction.
+    """
+    guesses = "  ".join(f"{guess.name} {guess.probability:.1%}" for guess in found.guesses)
+    print(f"{found.image}: {guesses}", flush=sys.stdout.isatty())

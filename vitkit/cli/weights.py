@@ -1,0 +1,77 @@
+"""What every command that takes weights has in common: its options, how it loads, how it tells of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from vitkit.engine import Engine
+    from vitkit.model.vit import ViT
+
+Weights = Annotated[str, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")]
+From = Annotated[str, typer.Option("--from", help="Pre-trained weights: a file, a run folder, or a hub id.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images at once.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=0,
+                                             help="Processes that decode; one a core when not given.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Precision = Annotated[str, typer.Option("--precision", help="fp32, bf16 or fp16.")]
+Mean = Annotated[str | None, typer.Option("--mean", help="Subtracted from pixels in 0..1, instead of what the "
+                                                         "checkpoint says: 0.5 or 0.485,0.456,0.406.")]
+Std = Annotated[str | None, typer.Option("--std", help="Divides after that.")]
+ImageSize = Annotated[str | None, typer.Option("--image-size", help="Another size: pixels, or HEIGHTxWIDTH.")]
+BadImages = Annotated[str, typer.Option("--bad-images", help="fail, or skip and name them (then the exit code is 1).")]
+Features = Annotated[str | None, typer.Option("--features", help="Which vector: cls (the class token after the final "
+                                              "norm), mean (of the patches), pre-logits, layers:-2,-1; the model's "
+                                              "own pooling when not given.")]
+Cache = Annotated[Path | None, typer.Option("--cache", help="Folder of the feature cache; $VITKIT_CACHE or the user's "
+                                                            "cache folder when not given.")]
+
+
+def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: str | None) -> ViT:
+    """The model that the options mean, on its device.
+
+    Args:
+        weights: what `vitkit.load` takes.
+        engine: says the device.
+        mean: --mean.
+        std: --std.
+        size: --image-size.
+    """
+    from vitkit import checkpoints
+    from vitkit.cli.describe import image_size
+    from vitkit.cli.inspect import numbers
+
+    given: dict[str, Any] = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"),
+                             "image_size": image_size(size)}
+    model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
+    return model.to(engine.device)
+
+
+@contextmanager
+def counting(what: str, total: int, *, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes numbers of images as they are done.
+
+    Args:
+        what: the word before the bar.
+        total: images in all.
+        show: False where another process does.
+    """
+    from vitkit.cli.doctor import progress
+
+    if not show:
+        yield lambda count: None
+        return
+    done = 0
+    with progress(what) as tell:
+        def tick(count: int) -> None:
+            nonlocal done
+            done = min(done + count, total)
+            if total:
+                tell(done, total)
+
+        yield tick

@@ -1,0 +1,66 @@
+"""Features out of the cache, as others read them: numpy's .npz, or parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import ConfigError, MissingDependency
+from vitkit.features.embed import CHUNK, Filled
+
+
+def export(parts: Mapping[str, Filled], path: str | Path) -> None:
+    """Write features with names, labels and parts.
+
+    `.npz` holds arrays `features` [n, F] float32, `labels`, `names`, `parts`, `class_names` (nothing pickled);
+    `.parquet` the columns name, part, label, class, feature, written piece by piece.
+
+    Args:
+        parts: {name of the part: its features}, all of one choice.
+        path: the file; its ending says which kind.
+    """
+    path = Path(path)
+    check(path)
+    if path.suffix == ".npz":
+        found = {name: filled.read() for name, filled in parts.items()}
+        np.savez(path, features=np.concatenate([e.features for e in found.values()]),
+                 labels=np.concatenate([e.labels for e in found.values()]),
+                 names=np.array([name for e in found.values() for name in e.names], dtype=np.str_),
+                 parts=np.array([part for part, e in found.items() for _ in e.names], dtype=np.str_),
+                 class_names=np.array(next(iter(found.values())).class_names, dtype=np.str_))
+        return
+    import pyarrow.parquet
+
+    arrow: Any = pyarrow        # its functions are made at run time
+    width = next(iter(parts.values())).choice.width
+    schema = arrow.schema([("name", arrow.string()), ("part", arrow.string()), ("label", arrow.int32()),
+                             ("class", arrow.string()), ("feature", arrow.list_(arrow.float32(), width))])
+    with arrow.parquet.ParquetWriter(path, schema) as writer:
+        for part, filled in parts.items():
+            places = np.flatnonzero(filled.readable)
+            for start in range(0, len(places), CHUNK):
+                index = places[start:start + CHUNK]
+                labels, names = filled.source.labels[index], filled.source.class_names
+                flat = arrow.array(filled.rows(index).ravel())
+                writer.write_table(arrow.table(
+                    [[filled.source.names[int(i)] for i in index], [part] * len(index), labels.astype(np.int32),
+                     [names[int(k)] for k in labels], arrow.FixedSizeListArray.from_arrays(flat, width)],
+                    schema=schema))
+
+
+def check(path: Path) -> None:
+    """Refuse a file that could not be written, before any work.
+
+    Args:
+        path: the file.
+    """
+    if path.suffix not in (".npz", ".parquet"):
+        raise ConfigError(f"Expected a file that ends in .npz or .parquet; got {path.name!r}.")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise MissingDependency("Writing parquet needs pyarrow: pip install 'vitkit[data]'") from error

@@ -1,0 +1,83 @@
+"""Weights and data -> features in the cache, and in a file where one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitkit.checkpoints.atomic import staging
+from vitkit.data.base import Source
+from vitkit.data.food import cache_folder
+from vitkit.data.loader import BadImages
+from vitkit.data.sources import open_splits
+from vitkit.engine import Engine
+from vitkit.errors import DataError
+from vitkit.evaluation.logits import Progress
+from vitkit.features.cache import FeatureCache
+from vitkit.features.embed import Filled, fill
+from vitkit.features.export import check, export
+from vitkit.model.vit import ViT
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What `embed` did.
+
+    Args:
+        parts: {part of the data: its features in the cache}.
+        out: the file that was written, if any.
+    """
+
+    parts: dict[str, Filled]
+    out: Path | None
+
+
+def open_cache(folder: str | Path | None, note: Callable[[str], None] | None = None) -> FeatureCache:
+    """The cache in a folder; in the user's cache folder ($VITKIT_CACHE) when not given."""
+    return FeatureCache(folder or cache_folder(), note)
+
+
+def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
+    """The parts of a data set that hold images.
+
+    Args:
+        data: what `open_splits` takes.
+        split: one of them; all when not given.
+    """
+    splits = open_splits(data)
+    if split is not None and split not in splits:
+        raise DataError(f"{data} has no part {split!r}; it has: {', '.join(splits)}.")
+    found = {name: source() for name, source in splits.items() if split in (None, name)}
+    found = {name: source for name, source in found.items() if len(source)}
+    if not found:
+        raise DataError(f"{data} holds no images.")
+    return found
+
+
+def embed(model: ViT, sources: dict[str, Source], cache: FeatureCache, *, features: str | None = None,
+          out: str | Path | None = None, batch_size: int = 64, workers: int | None = None,
+          engine: Engine | None = None, progress: Progress | None = None, bad_images: BadImages = "fail") -> Embedding:
+    """Fill the cache with the features of several sources; all processes call this.
+
+    Args:
+        model: the backbone, on its device.
+        sources: {part: images}.
+        cache: where features are kept.
+        features: which vector, see `vitkit.features.choose`.
+        out: an .npz or .parquet file to write them to as well.
+        batch_size: images at once in each process.
+        workers: processes that decode; None for one a core.
+        engine: processes, device, precision.
+        progress: called with the number of images done since the last call.
+        bad_images: `fail` or `skip`.
+    """
+    path = Path(out).expanduser() if out is not None else None
+    if path is not None:
+        check(path)
+    parts = {name: fill(model, source, cache, features=features, batch_size=batch_size, workers=workers,
+                        engine=engine, progress=progress, bad_images=bad_images) for name, source in sources.items()}
+    if path is not None and (engine is None or engine.main):
+        with staging(path.parent) as beside:
+            export(parts, beside / path.name)
+    return Embedding(parts, path)
