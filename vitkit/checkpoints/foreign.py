@@ -67,6 +67,8 @@ def read_config(values: Mapping[str, Any]) -> Fields:
                    "drop_path_rate": values.get("drop_path_rate", 0.0)}
         if values["model_type"] == "dinov2_with_registers":
             fields["num_register_tokens"] = values.get("num_register_tokens", 4)
+    if isinstance(values.get("id2label"), Mapping):
+        fields["num_classes"] = len(values["id2label"])
     own = values.get("vitkit")
     if isinstance(own, Mapping):
         fields |= {name: own[name] for name in OURS if name in own}

@@ -28,7 +28,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         state: its tensors, by the engine's names.
         dialect: whose numerics are taken where nothing else is stated.
         stated: fields that the names give away or that stand beside the weights.
-        given: the user's `num_attention_heads` and `image_size`, taken as facts where the file is silent.
+        given: what the user gives; heads and image size are taken as facts where the file is silent.
         notes: takes a sentence for each assumption.
 
     Raises:
@@ -58,7 +58,8 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if not fields["class_token"]:
         fields["pool"] = "mean"
     classes = stated.get("num_classes", fields["num_classes"])
-    if head is not None and classes != head.shape[0]:
+    stated = {**stated, "num_classes": fields["num_classes"]}      # a base model's JSON may speak of classes too
+    if head is not None and classes != head.shape[0] and "num_classes" not in given:
         raise TensorMismatch(f"The file's head has {head.shape[0]} classes, but {classes} are stated beside it; "
                              f"give num_classes= to replace the head, or correct what is stated.")
     fields |= {name: value for name, value in stated.items() if value is not None}

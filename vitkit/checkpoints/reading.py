@@ -201,8 +201,7 @@ def _input_spec(files: Files, row: Dialect, own: ViTConfig, config: ViTConfig, s
     fields = {"size": config.image_hw, **stated}
     if own.grid != config.grid or "image_size" in changes:
         fields["size"] = config.image_hw
-    if own.num_classes != config.num_classes or ("class_names" in fields
-                                                 and len(fields["class_names"]) not in (0, config.num_classes)):
+    if len(fields.get("class_names", ())) != config.num_classes:
         fields.pop("class_names", None)
     if own.num_channels != config.num_channels:
         fields.pop("channels", None)
