@@ -80,23 +80,24 @@ def test_turning_and_shifting_fill_with_gray():
 
 def test_jitter_and_rand_augment_vary_with_the_generator():
     image = picture(0, (50, 40))
-    assert len({color_jitter(image, 0.4, generator(s)).tobytes() for s in range(8)}) == 8
+    x = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    assert len({color_jitter(x, 0.4, generator(s)).numpy().tobytes() for s in range(8)}) == 8
     assert len({rand_augment(image, 2, 10, generator(s)).tobytes() for s in range(20)}) > 12
     assert rand_augment(image, 0, 10, generator(0)) is image
 
 
 def test_erasing_paints_one_rectangle_of_the_asked_area():
-    x = torch.full((60, 80, 3), 255, dtype=torch.uint8)
+    x = torch.full((3, 60, 80), 255, dtype=torch.uint8)
     spec = InputSpec(size=(60, 80), mean=(0.2, 0.4, 0.6), std=(0.1, 0.1, 0.1))
     for seed in range(50):
         out = random_erase(x, (0.1, 0.2), "mean", spec, generator(seed))
-        hit = (out != 255).any(-1)
+        hit = (out != 255).any(0)
         rows, columns = hit.any(1).sum().item(), hit.any(0).sum().item()
         assert hit.sum() == rows * columns
         assert 0.09 < rows * columns / 4800 < 0.21
-        assert out[hit].unique(dim=0).tolist() == [[51, 102, 153]]
+        assert out[:, hit].T.unique(dim=0).tolist() == [[51, 102, 153]]
     noise = random_erase(x, (0.2, 0.2), "noise", spec, generator(0))
-    assert noise[(noise != 255).any(-1)].float().mean(0).tolist() == pytest.approx([51, 102, 153], abs=6)
+    assert noise[:, (noise != 255).any(0)].float().mean(1).tolist() == pytest.approx([51, 102, 153], abs=6)
     assert (x == 255).all()
 
 
@@ -104,15 +105,15 @@ def test_probabilities_are_kept():
     data = encoded(picture(0))
     flips = [augment(data, SPEC, Augment(scale=None, flip=0.3), generator(s)) for s in range(300)]
     plain = augment(data, SPEC, Augment(scale=None, flip=0.0), generator(0))
-    assert 0.22 < np.mean([torch.equal(x, plain.flip(1)) for x in flips]) < 0.38
-    assert all(torch.equal(x, plain) or torch.equal(x, plain.flip(1)) for x in flips)
+    assert 0.22 < np.mean([torch.equal(x, plain.flip(2)) for x in flips]) < 0.38
+    assert all(torch.equal(x, plain) or torch.equal(x, plain.flip(2)) for x in flips)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("interpolation", [None, "nearest", "bicubic"])
 def test_every_format_gives_the_asked_size(kind, interpolation):
     x = augment(encoded(picture(0), kind), SPEC, Augment(interpolation=interpolation), generator(0))
-    assert x.shape == (48, 40, 3)
+    assert x.shape == (3, 48, 40)
     assert x.dtype == torch.uint8
 
 
@@ -123,8 +124,8 @@ def test_a_turned_photo_is_cut_upright():
     image.paste((0, 0, 255), (0, 0, 50, 60))      # left blue, right red: upright, the top is blue
     how = Augment(scale=(1.0, 1.0), ratio=(0.6, 0.6), flip=0.0)
     x = augment(encoded(image, exif=exif.tobytes()), InputSpec(size=(50, 30)), how, generator(0))
-    assert x[5].float().mean(0)[2] > 200
-    assert x[-5].float().mean(0)[0] > 200
+    assert x[2, 5].float().mean() > 200
+    assert x[0, -5].float().mean() > 200
 
 
 @pytest.mark.parametrize("wrong", [{"flip": 2}, {"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"ratio": (2, 1)},
@@ -190,3 +191,28 @@ def test_the_generator_is_the_only_randomness():
         torch.manual_seed(s)
         draws.append(augment(data, SPEC, how, rng(0, "sample", 4, 2)))
     assert torch.equal(*draws)
+
+
+def test_jitter_is_the_three_operations_one_after_the_other():
+    class Fixed:
+        """A generator that draws what it is told."""
+
+        def __init__(self, factors, order):
+            self.factors, self.order = np.array(factors), order
+
+        def uniform(self, low, high, count):
+            return self.factors
+
+        def permutation(self, count):
+            return self.order
+
+    image = picture(4, (50, 40))
+    x = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        expected = image
+        for which in order:
+            expected = (brightness, contrast, blend_gray)[which](expected, (0.7, 1.3, 0.6)[which])
+        got = color_jitter(x, 0.4, Fixed((0.7, 1.3, 0.6), order)).permute(1, 2, 0).numpy()
+        assert np.abs(got.astype(int) - np.asarray(expected)).max() <= 3      # Pillow cuts off after every operation
+    gray = color_jitter(x[:1], 0.4, Fixed((0.7, 1.0, 0.6), [2, 0, 1]))
+    assert torch.equal(gray, (x[:1] * 0.7).round().to(torch.uint8))

@@ -108,7 +108,7 @@ def test_lanczos_has_no_tensor_form():
 
 
 def test_normalize_is_a_function_of_the_batch_row():
-    x = torch.randint(0, 256, (5, 8, 9, 3), dtype=torch.uint8)
+    x = torch.randint(0, 256, (5, 3, 8, 9), dtype=torch.uint8)
     spec = InputSpec(size=(8, 9), **IMAGENET)
     assert torch.equal(normalize(x, spec)[2], normalize(x[2:3], spec)[0])
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitkit.data.decode import Box, Raw, decode, header, region, upright_size
 from vitkit.data.order import Array
-from vitkit.data.preprocess import pixels, resize_tensor
-from vitkit.data.randaugment import blend_gray, brightness, contrast, rand_augment
+from vitkit.data.preprocess import pixels, planes, resize_tensor
+from vitkit.data.randaugment import rand_augment
 from vitkit.errors import ConfigError
 from vitkit.model import checks
 from vitkit.model.config import InputSpec, Interpolation
@@ -74,7 +74,7 @@ class Augment:
 
 
 def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "image") -> Tensor:
-    """One training sample: [H, W, C] uint8.
+    """One training sample: [C, H, W] uint8.
 
     Args:
         raw: an encoded file's bytes, or a decoded image.
@@ -95,18 +95,15 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
         box = random_box(*upright_size(opened or raw), how.scale, how.ratio, rng)
         cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)
         filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
-        x = resize_tensor(torch.from_numpy(cut), spec.size, filter_)
+        x = resize_tensor(planes(cut), spec.size, filter_)
     if rng.random() < how.flip:
-        x = x.flip(1)
-    if (how.rand_layers or how.color_jitter) and spec.channels != "raw":
-        array = x.contiguous().numpy()
+        x = x.flip(2)
+    if how.rand_layers and spec.channels != "raw":
+        array = x.permute(1, 2, 0).contiguous().numpy()
         image = Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
-        if how.rand_layers:
-            image = rand_augment(image, how.rand_layers, how.rand_magnitude, rng)
-        if how.color_jitter:
-            image = color_jitter(image, how.color_jitter, rng)
-        array = np.array(image)
-        x = torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
+        x = planes(np.array(rand_augment(image, how.rand_layers, how.rand_magnitude, rng)))
+    if how.color_jitter and spec.channels != "raw":
+        x = color_jitter(x, how.color_jitter, rng)
     if rng.random() < how.erase:
         x = random_erase(x, how.erase_area, how.erase_fill, spec, rng)
     return x
@@ -135,41 +132,55 @@ def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple
     return left, top, left + w, top + h
 
 
-def color_jitter(image: Image.Image, strength: float, rng: Rng) -> Image.Image:
+def color_jitter(x: Tensor, strength: float, rng: Rng) -> Tensor:
     """Change brightness, contrast and saturation, each by its own factor, in a random order.
 
     Args:
-        image: RGB or L.
+        x: [C, H, W] uint8, red, green and blue, or gray.
         strength: factors lie between 1 - strength (not below 0) and 1 + strength.
         rng: the sample's generator.
     """
     factors = rng.uniform(max(0.0, 1 - strength), 1 + strength, 3)
+    z = x.to(torch.float32)
     for which in rng.permutation(3):
-        image = (brightness, contrast, blend_gray)[which](image, float(factors[which]))
-    return image
+        if which == 0:
+            z = z.mul_(float(factors[0]))                           # away from black
+        elif which == 1:
+            # away from the mean gray, summed in whole numbers: threads must not change it
+            mean = _gray(z).round_().sum(dtype=torch.float64).item() / z[0].numel()
+            z = z.sub_(mean).mul_(float(factors[1])).add_(mean)
+        elif len(z) == 3:
+            gray = _gray(z)
+            z = z.sub_(gray).mul_(float(factors[2])).add_(gray)     # away from the gray picture
+        z = z.clamp_(0, 255)
+    return z.round_().to(torch.uint8)
+
+
+def _gray(z: Tensor) -> Tensor:
+    return z[0] * 0.299 + z[1] * 0.587 + z[2] * 0.114 if len(z) == 3 else z[0].clone()
 
 
 def random_erase(x: Tensor, area: tuple[float, float], fill: str, spec: InputSpec, rng: Rng) -> Tensor:
     """Paint over one random rectangle.
 
     Args:
-        x: [H, W, C] uint8; not changed.
+        x: [C, H, W] uint8; not changed.
         area: share of the image's area, least and most.
         fill: `mean` or `noise` (normal, with the spec's mean and std).
         spec: its mean and std are the colours.
         rng: the sample's generator.
     """
-    H, W, C = x.shape
+    C, H, W = x.shape
     for _ in range(10):
         wanted = H * W * rng.uniform(*area)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         h, w = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
         if 0 < h < H and 0 < w < W:
             top, left = int(rng.integers(0, H - h + 1)), int(rng.integers(0, W - w + 1))
-            colour: Array = np.broadcast_to(np.asarray(spec.mean), (h, w, C))
+            colour: Array = np.broadcast_to(np.asarray(spec.mean)[:, None, None], (C, h, w))
             if fill == "noise":
-                colour = colour + rng.standard_normal((h, w, C)) * np.asarray(spec.std)
+                colour = colour + rng.standard_normal((C, h, w)) * np.asarray(spec.std)[:, None, None]
             x = x.clone(memory_format=torch.contiguous_format)
-            x[top:top + h, left:left + w] = torch.from_numpy(np.rint(colour * 255).clip(0, 255).astype(np.uint8))
+            x[:, top:top + h, left:left + w] = torch.from_numpy(np.rint(colour * 255).clip(0, 255).astype(np.uint8))
             return x
     return x

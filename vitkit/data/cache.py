@@ -150,7 +150,7 @@ class _Decode:
         try:
             raw = self.source.raw(i)
             if self.spec is not None:
-                return pixels(decode(raw, name), self.spec, name).numpy()
+                return pixels(decode(raw, name), self.spec, name).permute(1, 2, 0).numpy()
             return shrunk(raw, name, self.short_side)
         except BadImage as error:
             return str(error)

@@ -9,7 +9,7 @@
     over MAX_PIXELS     refused before a pixel is decoded
 
 Evaluation sees the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
-never below the size that is wanted: `region`. Where simplejpeg is installed it decodes both; its pixels are the same.
+never below the size that is wanted: `region`. Where simplejpeg is installed it does that; its pixels are the same.
 """
 
 from __future__ import annotations
@@ -128,16 +128,12 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
     """
     if isinstance(raw, np.ndarray):
         return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
-    image = opened = header(raw, name) if isinstance(raw, bytes) else raw
+    image = header(raw, name) if isinstance(raw, bytes) else raw
     try:
-        fast = _turbo(raw, image, 1) if isinstance(raw, bytes) else None
-        if fast is not None:
-            image = Image.frombuffer("RGB", (fast.shape[1], fast.shape[0]), fast, "raw", "RGB", 0, 1)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                image.load()
-        turn = orientation(opened)      # after load: a PNG's metadata may stand behind its pixels
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image.load()
+        turn = orientation(image)      # after load: a PNG's metadata may stand behind its pixels
         image = eight_bit(image, name)
         return image.transpose(TURNED[turn]) if turn != 1 else image
     except BadImage:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from vitkit.data.base import Source
 from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
 from vitkit.data.order import Order, rng, share
-from vitkit.data.preprocess import normalize, pixels
+from vitkit.data.preprocess import normalize, pixels, planes
 from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model import checks
@@ -64,7 +65,7 @@ class Batch:
 
 
 class _Work:
-    """Rows -> [n, H, W, C] uint8, and the rows that could not be read (their pixels are left out)."""
+    """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out)."""
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
         self.source, self.spec, self.how, self.seed = source, spec, how, seed
@@ -73,14 +74,14 @@ class _Work:
     def one(self, row: Row) -> Tensor:
         epoch, index = row
         name, raw = self.source.names[index], self.source.raw(index)
-        if self.how is None and self.ready:
-            return torch.from_numpy(raw)
+        if self.how is None and self.ready and isinstance(raw, np.ndarray):
+            return planes(raw)
         if self.how is None:
             return pixels(decode(raw, name), self.spec, name)
         return augment(raw, self.spec, self.how, rng(self.seed, "sample", epoch, index), name)
 
     def __call__(self, rows: list[Row]) -> tuple[Tensor, list[Bad]]:
-        out = torch.empty((len(rows), *self.spec.size, len(self.spec.mean)), dtype=torch.uint8)
+        out = torch.empty((len(rows), len(self.spec.mean), *self.spec.size), dtype=torch.uint8)
         bad: list[Bad] = []
         good = 0
         for position, row in enumerate(rows):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import to_channels
+from vitkit.data.decode import Array, to_channels
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, Interpolation
 
@@ -45,7 +45,7 @@ def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
 
 
 def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
-    """Resize and crop a decoded image: [H, W, C] uint8.
+    """Resize and crop a decoded image: [C, H, W] uint8.
 
     Args:
         image: as `decode` returns it.
@@ -57,13 +57,13 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
     width, height = resized(*image.size, spec)
     left, top = round((width - W) / 2), round((height - H) / 2)
     if spec.backend == "tensor":
-        x = resize_tensor(_tensor(image), (height, width), spec.interpolation)
-        return x[top:top + H, left:left + W]
+        x = resize_tensor(planes(np.array(image)), (height, width), spec.interpolation)
+        return x[:, top:top + H, left:left + W]
     if image.size != (width, height):
         image = image.resize((width, height), FILTERS[spec.interpolation])
     if (width, height) != (W, H):
         image = image.crop((left, top, left + W, top + H))
-    return _tensor(image)
+    return planes(np.array(image)).contiguous()
 
 
 def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
@@ -81,7 +81,7 @@ def normalize(x: Tensor, spec: InputSpec) -> Tensor:
     """Bring pixels to 0..1, subtract the mean, divide by the standard deviation.
 
     Args:
-        x: [B, H, W, C] uint8, on any device.
+        x: [B, C, H, W] uint8, on any device.
         spec: what the model expects.
 
     Returns:
@@ -89,16 +89,16 @@ def normalize(x: Tensor, spec: InputSpec) -> Tensor:
     """
     mean = torch.tensor(spec.mean, device=x.device)[:, None, None]
     std = torch.tensor(spec.std, device=x.device)[:, None, None]
-    out = torch.empty((x.shape[0], x.shape[3], *x.shape[1:3]), dtype=torch.float32, device=x.device)
     if x.device.type != "cpu":
-        return out.copy_(x.permute(0, 3, 1, 2)).div_(255).sub_(mean).div_(std)
-    for image, plane in zip(x, out):      # one image at a time stays in the processor's cache
-        plane.copy_(image.permute(2, 0, 1)).div_(255).sub_(mean).div_(std)
+        return x.div(255).sub_(mean).div_(std)
+    out = torch.empty(x.shape, dtype=torch.float32)
+    for image, z in zip(x, out):      # one image at a time stays in the processor's cache
+        torch.div(image, 255, out=z).sub_(mean).div_(std)
     return out
 
 
 def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
-    """Resize [H, W, C] uint8 by torch's antialiased filter.
+    """Resize [C, H, W] uint8 by torch's antialiased filter.
 
     Args:
         x: the pixels.
@@ -107,14 +107,11 @@ def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation
     """
     if interpolation == "lanczos":
         raise ConfigError("interpolation='lanczos' needs backend='pillow'; tensors have bilinear, bicubic and nearest.")
-    planes = x.permute(2, 0, 1)[None]
     if interpolation == "nearest":
-        out = F.interpolate(planes, size, mode="nearest-exact")
-    else:
-        out = F.interpolate(planes, size, mode=interpolation, antialias=True)
-    return out[0].permute(1, 2, 0)
+        return F.interpolate(x[None], size, mode="nearest-exact")[0]
+    return F.interpolate(x[None], size, mode=interpolation, antialias=True)[0]
 
 
-def _tensor(image: Image.Image) -> Tensor:
-    array = np.array(image)
-    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None])
+def planes(array: Array) -> Tensor:
+    """Pixels [H, W, C] or [H, W] as [C, H, W], not copied."""
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
