@@ -5,6 +5,7 @@ Legend: F numbers of a feature, K classes.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.features.choice import Choice
@@ -84,13 +86,14 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
         c, num_classes=len(class_names), pool="mean" if choice.name == "mean" else c.pool
         if choice.name == "pre-logits" else "cls", pre_logits=choice.name == "pre-logits",
         norm_after_pool=c.norm_after_pool and choice.name != "cls")
-    spec = dataclasses.replace(model.input_spec, class_names=tuple(class_names))
-    with torch.device("meta"):
-        new = ViT(config, spec)
-    like = model.norm.weight
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in new.state_dict()}
-    state |= {"head.weight": torch.from_numpy(head.W).to(like), "head.bias": torch.from_numpy(head.b).to(like)}
-    new.load_state_dict(state, assign=True)
+    new = copy.copy(model)
+    new._modules = dict(model._modules)      # the copy's own table of modules; the modules are the same ones
+    new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
+    new.pre_logits = model.pre_logits if config.pre_logits else None
+    linear = nn.Linear(*reversed(head.W.shape))
+    for name, value in (("weight", head.W), ("bias", head.b)):
+        setattr(linear, name, nn.Parameter(torch.from_numpy(value).to(model.norm.weight)))
+    new.head = linear
     return new.eval()
 
 

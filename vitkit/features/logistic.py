@@ -6,6 +6,7 @@ Legend: n images, F numbers of a feature, K classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitkit.features.head import Array, Head, Standard
 
 STRENGTHS = tuple(10.0**e for e in range(-4, 3))       # C of scikit-learn: the larger, the less regularised
 STEPS = 1000
+SMALL = 4_000_000      # numbers of a matrix that one thread handles faster than several
 
 
 def folds(y: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -48,6 +50,18 @@ def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any
     if len(W) == 1:      # two classes share one row: log-odds of the second
         W, b = np.concatenate([-W, W]) / 2, np.concatenate([-b, b]) / 2
     return Head(W.astype(np.float64), b.astype(np.float64)), fit
+
+
+def few_threads(X: Array) -> AbstractContextManager[Any]:
+    """Inside, small matrices are multiplied by one thread: several spend their time waiting for each other.
+
+    Args:
+        X: [n, F] features.
+    """
+    import threadpoolctl  # type: ignore[import-untyped]
+
+    limits: AbstractContextManager[Any] = threadpoolctl.threadpool_limits(1 if X.size < SMALL else None)
+    return limits
 
 
 def losses(X: Array, y: Array, K: int, count: int, seed: int, strengths: Sequence[float] = STRENGTHS,

