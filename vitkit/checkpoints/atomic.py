@@ -19,6 +19,7 @@ REASONS = {
     errno.EPERM: "permission is denied; choose a place that you may write to",
     errno.EROFS: "the file system is read-only; choose another place",
     errno.ENOTDIR: "a part of the path is a file; choose another place",
+    errno.EEXIST: "a part of the path is a file; choose another place",
     errno.EISDIR: "a folder is in the way; choose another name",
     errno.ENOTEMPTY: "a folder is in the way; choose another name",
 }

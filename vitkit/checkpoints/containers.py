@@ -10,6 +10,7 @@ import errno
 import json
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,8 +77,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise UnreadableFile(f"{path} is no whole safetensors file ({error}); download or copy it again.") from None
+    except Exception as error:
+        raise UnreadableFile(f"{path} is no whole safetensors file ({_short(error)}); download or copy it "
+                             f"again.") from None
 
 
 def _read_shards(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -103,8 +105,8 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
-        raise UnreadableFile(f"{path} is truncated or damaged ({error}); download or copy it again.") from None
+    except Exception as error:      # damaged bytes fail in many ways
+        raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
     if any(name.endswith(".npy") for name in names):
         return _read_npz(path)
     if any(name.endswith("/constants.pkl") for name in names):
@@ -122,35 +124,35 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                     tensors[name] = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
                 else:
                     tensors[name] = torch.from_numpy(array)
-    except (zipfile.BadZipFile, EOFError, OSError, KeyError) as error:
-        raise UnreadableFile(f"{path} is truncated or damaged ({error}); download or copy it again.") from None
-    except ValueError as error:
+    except Exception as error:      # damaged bytes fail in many ways
         if "pickle" in str(error):
             raise UnsafeFile(f"{path} holds Python objects, which could run code; it was not read. Save plain "
                              f"arrays only.") from None
-        raise UnreadableFile(f"{path} is truncated or damaged ({error}); download or copy it again.") from None
-    except TypeError as error:
-        raise UnreadableFile(f"{path} holds arrays that are no tensors ({error}).") from None
+        raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
     return tensors, {}
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         # Training scripts save their arguments beside the weights; a Namespace holds values and runs nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")      # about odd pickles; whether they are read is what matters
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        if not re.search(r"Unsupported|not an allowed|unsafe|was not an allowed", str(error)):
+        if not re.search(r"GLOBAL|Unsupported (class|operand)|Can only build|reduce", str(error)):
             raise UnreadableFile(f"{path} is truncated or no file of PyTorch; download or copy it again.") from None
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f" ({found[1]})" if found else ""
         raise UnsafeFile(f"{path} holds Python objects{what}, not only tensors, and reading them could run code; it "
                          f"was not read. Save model.state_dict() with the library that made it.") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, AssertionError,
-            UnicodeDecodeError, OSError) as error:
-        raise UnreadableFile(f"{path} is truncated or no file of PyTorch ({str(error).splitlines()[0][:120]}); "
-                             f"download or copy it again.") from None
+    except Exception as error:      # a damaged pickle can fail in any way; none of them runs anything
+        raise UnreadableFile(f"{path} is truncated or no file of PyTorch ({_short(error)}); download or copy it "
+                             f"again.") from None
     return unwrap(saved, path), {}
+
+
+def _short(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
 def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:

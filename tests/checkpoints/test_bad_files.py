@@ -1,0 +1,356 @@
+"""Bad input: one sentence, nothing run, and whatever was at the destination is still there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import pickle
+import resource
+import stat
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoints import tiny
+from vitkit.checkpoints import containers, load, open_checkpoint, save, to_dialect
+from vitkit.checkpoints.atomic import staging
+from vitkit.errors import (
+    CheckpointError,
+    OutputError,
+    TensorMismatch,
+    UnreadableFile,
+    UnsafeFile,
+    VitkitError,
+)
+
+FILES = {"native": "a.safetensors", "timm": "b.pth", "google": "c.npz"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("whole")
+    found = {dialect: save(tiny.model(), folder / name, dialect) for dialect, name in FILES.items()}
+    legacy = folder / "legacy.pth"
+    torch.save(dict(to_dialect(tiny.model(), "timm")), legacy, _use_new_zipfile_serialization=False)
+    return {**found, "legacy": legacy}
+
+
+def test_legacy_pickles_are_read(whole: dict[str, Path]) -> None:
+    assert tiny.same_tensors(load(whole["legacy"], num_attention_heads=4), tiny.model())
+
+
+@pytest.mark.parametrize("dialect", [*FILES, "legacy"])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_truncated(dialect: str, share: float, whole: dict[str, Path], tmp_path: Path) -> None:
+    data = whole[dialect].read_bytes()
+    (tmp_path / "cut").write_bytes(data[:int(len(data) * share)])
+    with pytest.raises((UnreadableFile, UnsafeFile)) as error:
+        load(tmp_path / "cut", num_attention_heads=4)
+    assert "\n" not in str(error.value)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_are_never_a_crash(data: st.DataObject, whole: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever bytes come, the answer is a model or one of our errors."""
+    dialect = data.draw(st.sampled_from([*FILES, "legacy"]))
+    content = bytearray(whole[dialect].read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # most damage goes where the structure is: the beginning and the end
+        place = data.draw(st.one_of(st.integers(0, 400), st.integers(len(content) - 400, len(content) - 1)))
+        content[place] = data.draw(st.integers(0, 255))
+    (tmp_path / "damaged").write_bytes(content)
+    with contextlib.suppress(VitkitError):
+        load(tmp_path / "damaged", num_attention_heads=4)
+
+
+@pytest.mark.parametrize(("content", "what"), [
+    (b"", "is empty"),
+    (b"hello world, this is no checkpoint", "begins with"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
+    (b"<!DOCTYPE html><html>", "web page"),
+    (b"\x1f\x8b\x08\x00\x00\x00", "gzip"),
+    (b"PK\x03\x04 not really", "truncated or damaged"),
+    (b"\x08\x00\x00\x00\x00\x00\x00\x00{\"a\": 1}", "no whole safetensors file"),
+])
+def test_wrong_magic(content: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(UnreadableFile, match=what):
+        load(tmp_path / "a.pth")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="There is no file or folder"):
+        load(tmp_path / "none.pth")
+    with pytest.raises(UnreadableFile, match="holds no weights"):
+        load(tmp_path)
+    for name in ("a.pth", "b.pth"):
+        torch.save({}, tmp_path / name)
+    with pytest.raises(UnreadableFile, match=r"several files of weights \(a.pth, b.pth\)"):
+        load(tmp_path)
+
+
+# Code in files
+
+class Bomb:
+    """Unpickled without care, it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def _as_zip(saved: Any, path: Path) -> None:
+    torch.save(saved, path)
+
+
+def _as_legacy(saved: Any, path: Path) -> None:
+    torch.save(saved, path, _use_new_zipfile_serialization=False)
+
+
+def _as_pickle(saved: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(saved))
+
+
+@pytest.mark.parametrize("write", [_as_zip, _as_legacy, _as_pickle])
+def test_a_malicious_pickle_does_nothing(write: Any, tmp_path: Path) -> None:
+    write({**to_dialect(tiny.model(), "timm"), "bomb": Bomb(tmp_path / "exploded")}, tmp_path / "a.pth")
+    with pytest.raises(UnsafeFile, match=r"posix\.mkdir.*not read|not read"):
+        load(tmp_path / "a.pth")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_malicious_npz_does_nothing(tmp_path: Path) -> None:
+    array = np.empty(1, dtype=object)
+    array[0] = Bomb(tmp_path / "exploded")
+    np.savez(tmp_path / "a.npz", **{"embedding/kernel": array}, allow_pickle=True)
+    with pytest.raises(UnsafeFile, match="could run code; it was not read"):
+        load(tmp_path / "a.npz")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_bomb_would_have_worked(tmp_path: Path) -> None:
+    """The two tests above cannot pass because the bomb is a dud."""
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "exploded")))
+    assert (tmp_path / "exploded").exists()
+
+
+def test_a_whole_module_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pth")
+    with pytest.raises(UnsafeFile, match="state_dict"):
+        load(tmp_path / "a.pth")
+
+
+def test_torchscript_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/constants.pkl", b"")
+        archive.writestr("a/data.pkl", b"")
+    with pytest.raises(UnsafeFile, match="TorchScript"):
+        load(tmp_path / "a.pt")
+
+
+# What training scripts save
+
+@pytest.mark.parametrize("wrap", [
+    lambda t: {"model": t}, lambda t: {"state_dict": t, "epoch": 3}, lambda t: {"student": {}, "teacher": t},
+    lambda t: {f"module.{name}": v for name, v in t.items()},
+    lambda t: {"state_dict": {f"module._orig_mod.{name}": v for name, v in t.items()}},
+    lambda t: {"model": OrderedDict(t), "args": argparse.Namespace(lr=0.1, name="x"), "optimizer": {"state": {}}},
+    lambda t: {"teacher": {f"module.backbone.{name}": v for name, v in t.items()}},
+], ids=["model", "state_dict", "teacher", "module.", "nested prefixes", "with arguments", "DINO"])
+def test_nested_state_dicts(wrap: Any, tmp_path: Path) -> None:
+    torch.save(wrap({name: t.clone() for name, t in to_dialect(tiny.model(num_classes=0), "timm").items()}),
+               tmp_path / "a.pth")
+    assert tiny.same_tensors(load(tmp_path / "a.pth", num_attention_heads=4), tiny.model(num_classes=0))
+
+
+@pytest.mark.parametrize(("saved", "what"), [
+    ({"epoch": 3}, "holds no state dict.*epoch"), ([1, 2], "got a list"), ({}, "holds no state dict"),
+    ({"cls_token": torch.zeros(1), "step": 7}, "'step' among its tensors")])
+def test_no_state_dict(saved: Any, what: str, tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "a.pth")
+    with pytest.raises(TensorMismatch, match=what):
+        load(tmp_path / "a.pth")
+
+
+def test_missing_and_extra_and_shapes_in_files(tmp_path: Path) -> None:
+    tensors = {name: t.clone() for name, t in to_dialect(tiny.model(), "timm").items()}
+    for change, what in (({"blocks.1.mlp.fc2.bias": None}, r"lacks 1 of .* 'blocks.1.mlp.fc2.bias'"),
+                         ({"novel.weight": torch.zeros(1)}, "'novel.weight'"),
+                         ({"blocks.1.mlp.fc1.bias": torch.zeros(63)}, r"\[64\].*got \[63\]"),
+                         ({"patch_embed.proj.weight": torch.zeros(32, 3)}, "4 axes"),
+                         ({"pos_embed": None}, "'pos_embed'"),
+                         ({"patch_embed.proj.weight": torch.zeros(32, 3, 8, 4)}, "8 x 4"),
+                         ({"norm.weight": torch.zeros(32, dtype=torch.int8)}, "floating-point"),
+                         ({"blocks.999999999.norm1.bias": torch.zeros(32)}, "blocks are missing")):
+        changed = {name: t for name, t in {**tensors, **change}.items() if t is not None}
+        torch.save(changed, tmp_path / "a.pth")
+        with pytest.raises(CheckpointError, match=what):
+            load(tmp_path / "a.pth", num_attention_heads=4)
+
+
+# Shards
+
+def shards(folder: Path, parts: int = 2) -> Path:
+    from safetensors.torch import save_file
+
+    tensors = to_dialect(tiny.model(), "huggingface")
+    names, places = list(tensors), {}
+    folder.mkdir()
+    for part in range(parts):
+        file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
+        chosen = names[part::parts]
+        save_file({name: tensors[name].contiguous() for name in chosen}, folder / file)
+        places |= dict.fromkeys(chosen, file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return index
+
+
+def test_sharded(tmp_path: Path) -> None:
+    index = shards(tmp_path / "s")
+    for source in (index, tmp_path / "s"):
+        assert tiny.same_tensors(load(source, num_attention_heads=4), tiny.model())
+
+
+def test_bad_shards(tmp_path: Path) -> None:
+    index = shards(tmp_path / "s")
+    values = json.loads(index.read_text())
+    name = next(iter(values["weight_map"]))
+    index.write_text(json.dumps({"weight_map": {**values["weight_map"], name: "../outside.safetensors"}}))
+    with pytest.raises(UnreadableFile, match="outside its own folder"):
+        load(index)
+    index.write_text(json.dumps({"weight_map": {**values["weight_map"], "ghost": values["weight_map"][name]}}))
+    with pytest.raises(TensorMismatch, match="'ghost'"):
+        load(index)
+    index.write_text("[]")
+    with pytest.raises(UnreadableFile, match="no index"):
+        load(index)
+    index.write_text(json.dumps(values))
+    (tmp_path / "s" / values["weight_map"][name]).unlink()
+    with pytest.raises(UnreadableFile, match="Could not open"):
+        load(index)
+
+
+def test_bad_json_beside(tmp_path: Path) -> None:
+    save(tiny.model(), tmp_path / "hf", "huggingface")
+    for name, content, what in (("config.json", "{", "no JSON"), ("config.json", "[1]", "no JSON object"),
+                                ("preprocessor_config.json", '{"resample": 99}', "cannot be understood")):
+        before = (tmp_path / "hf" / name).read_text()
+        (tmp_path / "hf" / name).write_text(content)
+        with pytest.raises(UnreadableFile, match=what):
+            load(tmp_path / "hf")
+        (tmp_path / "hf" / name).write_text(before)
+
+
+# Writing
+
+@pytest.mark.parametrize(("dialect", "name"), [*FILES.items(), ("huggingface", "hf")])
+def test_a_failed_write_changes_nothing(dialect: str, name: str, tmp_path: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tiny.model(1), tmp_path / name, dialect)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+    def half(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(containers, "WRITERS", dict.fromkeys(containers.WRITERS, half))
+    with pytest.raises(OutputError, match=r"the disk is full; free some space\. Nothing there was changed"):
+        save(tiny.model(2), tmp_path / name, dialect)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert not list(tmp_path.rglob(".vitkit-*"))
+
+
+def test_a_real_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    """The operating system refuses in the middle of the write; every library reports that in its own way."""
+    places = {**FILES, "huggingface": "hf"}
+    for dialect, name in places.items():
+        save(tiny.model(1), tmp_path / name, dialect)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    code = ("import json, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "from tests.checkpoints import tiny\nfrom vitkit.checkpoints import save\n"
+            "from vitkit.errors import OutputError\n"
+            "for dialect, name in json.loads(sys.argv[1]).items():\n"
+            "    try: save(tiny.model(2), name, dialect)\n"
+            "    except OutputError as error: print(error)")
+    there = json.dumps({dialect: str(tmp_path / name) for dialect, name in places.items()})
+    done = subprocess.run([sys.executable, "-c", code, there], capture_output=True, text=True, check=False,
+                          cwd=Path(__file__).parents[2],
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Could not write to") == len(places), done.stdout
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_new_folders_do_not_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(containers, "WRITERS", dict.fromkeys(containers.WRITERS, refuse))
+    with pytest.raises(OutputError, match="read-only"):
+        save(tiny.model(), tmp_path / "x" / "y" / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_staging_keeps_the_folder_when_the_block_fails(tmp_path: Path) -> None:
+    def write() -> None:
+        with staging(tmp_path) as private:
+            (private / "a").write_text("1")
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.safetensors").mkdir()
+    for place, dialect, what in (
+            (tmp_path / "file" / "a.safetensors", "native", "a part of the path is a file"),
+            (tmp_path / "folder.safetensors", "native", "a folder is in the way"),
+            (tmp_path / "a.pth", "native", r"ending in \.safetensors"),
+            (tmp_path / "a.safetensors", "google", r"ending in \.npz"),
+            (tmp_path / "a.safetensors", "huggingface", "name of a folder"),
+            (tmp_path / "file", "huggingface", "name of a folder")):
+        with pytest.raises(OutputError, match=what):
+            save(tiny.model(), place, dialect)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.safetensors"]
+
+
+def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    path = save(tiny.model(), tmp_path / "a.safetensors")
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_model_can_be_saved_over_the_file_it_came_from(tmp_path: Path) -> None:
+    """Its tensors are mapped from that file; the old file lives on until nothing looks into it."""
+    path = save(tiny.model(), tmp_path / "a.safetensors")
+    model = load(path)
+    save(model, path)
+    assert tiny.same_tensors(load(path), tiny.model())
+    assert tiny.same_tensors(model, tiny.model())
+
+
+def test_unused_tensors_are_said(tmp_path: Path) -> None:
+    save(tiny.model(**tiny.MODELS["dinov2"]), tmp_path / "a.pth", "dinov2")
+    opened = open_checkpoint(tmp_path / "a.pth")
+    assert opened.unused == ["mask_token"]
+    assert any("mask_token" in note for note in opened.notes)
