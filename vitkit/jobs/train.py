@@ -164,8 +164,6 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
     loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch)
     at = loop.resume()
-    if engine.main and watch is not None:
-        watch({"event": "start", "step": at, "total": loop.total})
     outcome = loop()
     if outcome.step == at and engine.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is finished: all {loop.total:,} steps are done."})

@@ -143,6 +143,8 @@ class Loop:
         batches = loader.batches(start, self.total)
         stopped, clock = False, Clock(self.recipe.batch_size)
         with _signals() as asked, _deterministic(settings.deterministic):
+            if self.engine.main:
+                self.watch({"event": "start", "step": start, "total": self.total})
             try:
                 for step in range(start, self.total):
                     with clock.waiting():
@@ -207,10 +209,11 @@ class Loop:
         names = [self.train.names[int(i)] for i in batch.index[:3]]
         saved = self.run.latest()
         kept = f"the state of step {int(saved.stem.rpartition('-')[2])} is kept" if saved else "nothing was saved yet"
+        other = {"fp16": ", or --precision bf16", "bf16": ", or --precision fp32"}.get(self.engine.precision,
+                                                                                     " or more --warmup")
         raise Diverged(f"Step {step}: the {what} is {loss if what == 'loss' else norm}, at a learning rate of {lr:.3g} "
                        f"and a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in "
-                       f"{self.run.path}. Start another run with a lower --lr, more --warmup, or --precision "
-                       f"{'bf16' if self.engine.precision == 'fp16' else 'fp32'}.")
+                       f"{self.run.path}. Start another run with a lower --lr{other}.")
 
     def _after(self, step: int, clock: Clock, stopped: bool) -> None:
         """What happens after the update that makes `step` of them: a function of the step (and of Ctrl-C)."""

@@ -1,0 +1,118 @@
+"""kill -9, at chosen and at random moments: the run that goes on ends as the one that was never cut.
+
+The full version, with processes of their own and many more kills, is `python -m benchmarks.kill`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.tiny import bytes_of, forked, run, tiny
+from vitkit.training.run import RunFolder
+
+RECIPE = tiny(steps=24, dropout=0.1, drop_path=0.1, ema=0.9)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(monkey: Any, where: str, call: int) -> None:
+    """In a process that is to die: replace a function so that its n-th call kills the process half-way."""
+    from vitkit.checkpoints import containers
+
+    calls = {"n": 0}
+    if where == "write":                # while the bytes of a state or a checkpoint are being written
+        plain = containers.write
+
+        def write(tensors: Any, path: Path, metadata: Any = None) -> None:
+            calls["n"] += 1
+            plain(tensors, path, metadata)
+            if calls["n"] == call:
+                with open(path, "r+b") as file:
+                    file.truncate(path.stat().st_size // 2)
+                die()
+
+        monkey.setattr(containers, "write", write)
+    else:                               # before or after a file takes its place
+        replace = os.replace
+
+        def instead(a: Any, b: Any) -> None:
+            calls["n"] += 1
+            if calls["n"] == call and where == "before rename":
+                die()
+            replace(a, b)
+            if calls["n"] == call:
+                die()
+
+        monkey.setattr(os, "replace", instead)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("whole") / "r"
+    run(out, RECIPE)
+    return bytes_of(out)
+
+
+# Each save writes four files (state, last, best where it is one, ema), each with one rename; run.json has one of its own.
+@pytest.mark.parametrize(("where", "calls"), [
+    ("write", (1, 2, 3, 5, 1)),
+    ("before rename", (1, 3, 2, 4)),
+    ("after rename", (2, 3, 1, 6)),
+])
+def test_killed_while_saving(where: str, calls: tuple[int, ...], whole: dict[str, Any], tmp_path: Path) -> None:
+    for call in calls:
+        def work(rank: int, call: int = call) -> None:
+            kill_at(pytest.MonkeyPatch(), where, call)
+            run(tmp_path / "r", RECIPE, resume=True)
+
+        assert forked(work) == [-signal.SIGKILL]
+    assert forked(lambda rank: run(tmp_path / "r", RECIPE, resume=True)) == [0]
+    assert bytes_of(tmp_path / "r") == whole
+    assert not list((tmp_path / "r").rglob(".vitkit-*"))
+
+
+def test_killed_at_random_moments(whole: dict[str, Any], tmp_path: Path) -> None:
+    draw, kills = random.Random(0), 0
+
+    def work(rank: int) -> None:
+        threading.Thread(target=lambda: (time.sleep(draw.uniform(0.05, 0.5)), die()), daemon=True).start()
+        run(tmp_path / "r", RECIPE, resume=True, settings={"workers": kills % 2})
+
+    while kills < 4:
+        draw.random()
+        ended = forked(work)
+        if ended == [0]:                # it was faster than the kill
+            break
+        assert ended == [-signal.SIGKILL]
+        kills += 1
+    assert kills
+    assert forked(lambda rank: run(tmp_path / "r", RECIPE, resume=True)) == [0]
+    assert bytes_of(tmp_path / "r") == whole
+
+
+def test_metrics_after_the_last_state_are_forgotten(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+
+    def watch(event: dict) -> None:
+        if event["event"] == "train" and event["step"] == 15:
+            die()
+
+    assert forked(lambda rank: run(out, RECIPE, watch=watch)) == [-signal.SIGKILL]
+    before = [row["step"] for row in RunFolder.open(out).metrics()]
+    assert max(before) == 15
+    assert RunFolder.open(out).latest().name == "step-000000000012.safetensors"
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"event": "train", "st')         # a line that was cut
+    forked(lambda rank: run(out, RECIPE, resume=True))
+    steps = [row["step"] for row in RunFolder.open(out).metrics() if row["event"] == "train"]
+    assert steps == [5, 10, 15, 20, 24]

@@ -1,0 +1,265 @@
+"""The loop: same result however it is cut up, refusal to go on with broken numbers, what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.tiny import SETTINGS, bytes_of, run, tiny
+from vitkit import load
+from vitkit.checkpoints import containers
+from vitkit.data.mix import Mix
+from vitkit.errors import Diverged, OutputError, UnreadableFile
+from vitkit.training.loop import step_seed
+from vitkit.training.run import RunFolder
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    return containers.read(folder / f"{which}.safetensors")[0]
+
+
+def distance(a: Path, b: Path, which: str = "last") -> float:
+    one, two = weights(a, which), weights(b, which)
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    folder, outcome = run(tmp_path / "r", tiny(ema=0.9))
+    assert outcome.step == outcome.total == 12
+    assert not outcome.stopped
+    info = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert info["data"]["train"] == 1618
+    assert info["data"]["val"] == 179
+    assert len(info["same"]["data"]) == 64
+    assert info["environment"]["packages"]["torch"] == torch.__version__
+    rows = folder.metrics()
+    assert [r["step"] for r in rows if r["event"] == "train"] == [5, 10, 12]
+    assert [(r["step"], r["weights"]) for r in rows if r["event"] == "val"] == [
+        (step, which) for step in (4, 8, 12) for which in ("last", "ema")]
+    assert all(set(r["time"]) for r in rows)
+    assert max(r["top1"] for r in rows if r["event"] == "val") == outcome.best
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "best.safetensors", "ema.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "state"]
+    assert [p.name for p in (tmp_path / "r" / "state").iterdir()] == ["step-000000000012.safetensors"]
+    for source in (str(tmp_path / "r"), f"{tmp_path / 'r'}@ema", f"{tmp_path / 'r'}@last"):
+        assert load(source).input_spec.class_names == tuple("0123456789")
+    assert torch.equal(load(f"{tmp_path / 'r'}@ema").head.weight, weights(tmp_path / "r", "ema")["head.weight"])
+    assert torch.equal(load(tmp_path / "r").head.weight, weights(tmp_path / "r", "best")["head.weight"])
+    with pytest.raises(UnreadableFile, match="no worst weights; it has: best, last, ema"):
+        load(f"{tmp_path / 'r'}@worst")
+
+
+def test_the_average_is_the_formula(tmp_path: Path) -> None:
+    """ema.safetensors against weights saved after each step."""
+    recipe = tiny(steps=3, ema=0.5, warmup=0)
+    for steps in (1, 2, 3):
+        run(tmp_path / f"s{steps}", recipe, watch=stop_at(steps))
+    run(tmp_path / "whole", recipe)
+    from vitkit.training.build import new_model
+    start = {n: p.detach() for n, p in new_model(None, recipe, tuple("0123456789"), 0).named_parameters()}
+    kept = dict(start)
+    for steps in (1, 2, 3):
+        now = weights(tmp_path / f"s{steps}")
+        kept = {name: 0.5 * kept[name] + 0.5 * now[name] for name in kept}
+    ema = weights(tmp_path / "whole", "ema")
+    for name in kept:
+        torch.testing.assert_close(ema[name], kept[name], rtol=1e-5, atol=1e-6)
+
+
+def stop_at(step: int):
+    """Ask the run to stop, as Ctrl-C does, so that `step` updates are done."""
+    def watch(event: dict) -> None:
+        if (event["event"] == "step" and event["step"] == step - 1) or (event["event"] == "start" and step == 1):
+            os.kill(os.getpid(), signal.SIGINT)
+    return watch
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    # The signal comes during step 6; that update is finished and saved.
+    _, outcome = run(tmp_path / "cut", watch=stop_at(6))
+    assert (outcome.stopped, outcome.step) == (True, 6)
+    assert RunFolder.open(tmp_path / "cut").latest().name == "step-000000000006.safetensors"
+    _, outcome = run(tmp_path / "cut", resume=True)
+    assert (outcome.stopped, outcome.step) == (False, 12)
+    run(tmp_path / "whole")
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("changes", [
+    {"dropout": 0.2, "drop_path": 0.2, "ema": 0.9},
+    {"mix": Mix(mixup=0.8, cutmix=1.0), "label_smoothing": 0.1},
+    {"optimizer": "sgd", "weight_decay": 0.0, "layer_decay": 0.7},
+    {"loss": "sigmoid", "decay": "linear"},
+])
+def test_resume_is_exact_at_every_step(changes: dict, tmp_path: Path) -> None:
+    recipe = tiny(steps=5, warmup=1, **changes)
+    run(tmp_path / "whole", recipe)
+    run(tmp_path / "cut", recipe, watch=stop_at(1))
+    for step in (2, 3, 4, 5):
+        run(tmp_path / "cut", recipe, watch=stop_at(step), resume=True, settings={"workers": step % 2})
+    assert RunFolder.open(tmp_path / "cut").latest().name == "step-000000000005.safetensors"
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_resume_with_nothing_there_starts_at_zero_and_a_finished_run_says_so(tmp_path: Path) -> None:
+    said: list[dict] = []
+    run(tmp_path / "r", resume=True)
+    before = bytes_of(tmp_path / "r")
+    run(tmp_path / "r", resume=True, watch=said.append)
+    assert bytes_of(tmp_path / "r") == before
+    assert any("finished" in event.get("text", "") for event in said)
+
+
+def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "r", tiny(steps=1, warmup=0))
+    with pytest.raises(OutputError, match="holds a run already.*--resume"):
+        run(tmp_path / "r")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("x")
+    with pytest.raises(OutputError, match="holds no run"):
+        run(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    run(tmp_path / "empty", tiny(steps=1, warmup=0))
+
+
+def test_seeds_decide(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(tmp_path / name, tiny(steps=2, warmup=0, dropout=0.1), settings={"seed": seed})
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+    assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
+    found = {step_seed(s, t, r) for s in range(3) for t in range(30) for r in range(3)}
+    assert len(found) == 3 * 30 * 3
+    assert all(0 <= seed < 2**63 for seed in found)
+
+
+@pytest.mark.parametrize("micro", [1, 4, 8])
+def test_accumulation_is_the_big_batch(micro: int, tmp_path: Path) -> None:
+    recipe = tiny(steps=4, warmup=1, mix=Mix(mixup=0.5))
+    run(tmp_path / "big", recipe)
+    run(tmp_path / "small", recipe, settings={"micro_batch": micro})
+    assert distance(tmp_path / "big", tmp_path / "small") < 2e-5
+
+
+def test_frozen_parameters_stay(tmp_path: Path) -> None:
+    run(tmp_path / "r", tiny(freeze=("blocks.0.*", "patch_embedding")))
+    from vitkit.training.build import new_model
+    start = dict(new_model(None, tiny(), tuple("0123456789"), 0).named_parameters())
+    end = weights(tmp_path / "r")
+    for name in end:
+        frozen = name.startswith(("blocks.0.", "patch_embedding"))
+        assert torch.equal(end[name], start[name]) == frozen, name
+
+
+def test_val_0_keeps_the_last(tmp_path: Path) -> None:
+    folder, outcome = run(tmp_path / "r", tiny(val=0.0))
+    assert outcome.best is None
+    assert folder.info["data"]["train"] == 1797
+    assert folder.weights().name == "last.safetensors"
+    assert not (tmp_path / "r" / "best.safetensors").exists()
+
+
+def test_bf16_trains(tmp_path: Path) -> None:
+    torch._C._set_mkldnn_enabled(False)         # some virtual CPUs promise bf16 instructions that they do not have
+    try:
+        folder, _ = run(tmp_path / "r", tiny(steps=30, lr=3e-3), settings={"precision": "bf16"})
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    losses = [row["loss"] for row in folder.metrics() if row["event"] == "train"]
+    assert losses[-1] < losses[0]
+    assert weights(tmp_path / "r")["head.weight"].dtype == torch.float32
+
+
+def test_broken_numbers_stop_the_run_and_keep_the_last_good_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import loop
+
+    plain = loop.LOSSES["softmax"]
+    calls = {"n": 0}
+
+    def broken(logits, batch, smoothing, mixed):
+        calls["n"] += 1
+        return plain(logits, batch, smoothing, mixed) * (float("nan") if calls["n"] == 7 else 1.0)
+
+    monkeypatch.setitem(loop.LOSSES, "softmax", broken)
+    with pytest.raises(Diverged, match=r"Step 6: the loss is nan.*batch of digit \d+.*state of step 4 is kept.*--lr"):
+        run(tmp_path / "r")
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "r").values())
+    monkeypatch.setitem(loop.LOSSES, "softmax", plain)
+    run(tmp_path / "r", resume=True)            # the trouble was not the run's
+    run(tmp_path / "whole")
+    assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
+
+
+def test_a_gradient_that_overflows_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import loop
+
+    plain = loop.LOSSES["softmax"]
+
+    class Break(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * float("inf")
+
+    monkeypatch.setitem(loop.LOSSES, "softmax", lambda *a: Break.apply(plain(*a)))
+    with pytest.raises(Diverged, match="Step 0: the gradient is (inf|nan).*nothing was saved yet"):
+        run(tmp_path / "r")
+
+
+def test_a_high_learning_rate_is_stopped_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match=r"learning rate of 9.97e\+29"):
+        run(tmp_path / "r", tiny(lr=1e30, warmup=0, clip=None, steps=30))
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    _, outcome = run(tmp_path / "r", tiny(steps=150, lr=5e-3), settings={"evaluate_every": 150})
+    assert outcome.best > 0.6
+
+
+def test_tensorboard_events(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = run(tmp_path / "r", settings={"trackers": ("tensorboard",)})
+    events = EventAccumulator(str(tmp_path / "r" / "tb"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [5, 10, 12]
+    logged = [row["top1"] for row in folder.metrics() if row["event"] == "val"]
+    assert [e.value for e in events.Scalars("val/top1")] == pytest.approx(logged)
+
+
+def test_unreadable_images_fail_or_are_skipped_and_named_once(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from vitkit.errors import BadImage
+
+    for name in ("a", "b"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("L", (8, 8), 20 * i).save(tmp_path / "data" / "train" / name / f"{i}.png")
+    bad = tmp_path / "data" / "train" / "a" / "3.png"
+    bad.write_bytes(b"\x89PNG nothing")
+    data, recipe = str(tmp_path / "data"), tiny(steps=6, batch_size=8, warmup=0, val=0.0)
+    with pytest.raises(BadImage, match=r"3\.png"):
+        run(tmp_path / "fail", recipe, data=data)
+    run(tmp_path / "whole", recipe, data=data, settings={"bad_images": "skip", "save_every": 1})
+    rows = [r for r in RunFolder.open(tmp_path / "whole").metrics() if r["event"] == "skipped"]
+    assert len(rows) == 1
+    assert rows[0]["name"].endswith("3.png")
+    run(tmp_path / "cut", recipe, data=data, settings={"bad_images": "skip", "save_every": 1}, watch=stop_at(5))
+    run(tmp_path / "cut", recipe, data=data, settings={"bad_images": "skip", "save_every": 1}, resume=True)
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_settings_of_the_machine_may_change(tmp_path: Path) -> None:
+    """Workers and micro-batches are no part of what a run must agree on when it goes on."""
+    run(tmp_path / "r", watch=stop_at(3))
+    _, outcome = run(tmp_path / "r", resume=True, settings={**SETTINGS, "micro_batch": 8, "workers": 1})
+    assert outcome.step == 12

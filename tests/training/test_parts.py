@@ -1,0 +1,152 @@
+"""Schedule, parameter groups, freezing, losses, averages: each against the formula written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.tiny import CONFIG, tiny
+from vitkit.data.loader import Batch
+from vitkit.errors import ConfigError
+from vitkit.model.vit import ViT
+from vitkit.training.ema import Average
+from vitkit.training.loss import LOSSES
+from vitkit.training.optim import freeze, groups, kernels, layer_of, optimizer_for, set_lr
+from vitkit.training.schedule import DECAYS, lr_at
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_warmup_multiplies_the_decay(decay: str) -> None:
+    r = tiny(lr=0.5, decay=decay, warmup=10, steps=100)
+    shape = {"linear": lambda x: 1 - x, "cosine": lambda x: 0.5 + 0.5 * math.cos(math.pi * x), "constant": lambda x: 1}
+    for t in (0, 1, 5, 9, 10, 11, 50, 99, 100):
+        assert lr_at(r, t, 100) == pytest.approx(0.5 * shape[decay](t / 100) * min(1, t / 10))
+
+
+def test_linear_decay_ends_where_it_is_told() -> None:
+    r = tiny(lr=1e-3, decay="linear", final_lr=1e-5, warmup=0, steps=10)
+    assert [lr_at(r, t, 10) for t in (0, 5, 10)] == pytest.approx([1e-3, (1e-3 + 1e-5) / 2, 1e-5])
+
+
+@given(total=st.integers(1, 5000), warmup=st.integers(0, 3000))
+@settings(deadline=None, max_examples=50)
+def test_a_warmup_longer_than_a_third_is_refused_with_a_number_that_works(total: int, warmup: int) -> None:
+    r = tiny(warmup=warmup)
+    if warmup <= total / 3:
+        assert r.warmup_steps(total) == warmup
+        return
+    with pytest.raises(ConfigError, match=r"--warmup (\d+)") as error:
+        r.warmup_steps(total)
+    words = str(error.value).split("--warmup ")[1].split()[0]
+    assert tiny(warmup=int(words)).warmup_steps(total) <= total / 3
+
+
+def test_a_warmup_below_one_is_a_share() -> None:
+    assert tiny(warmup=0.25).warmup_steps(80) == 20
+    assert tiny(warmup=0.0).warmup_steps(80) == 0
+
+
+def test_only_kernels_decay() -> None:
+    model = ViT(CONFIG)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in groups(model, tiny())}
+    assert found[0.1] == kernels(model)
+    assert found[0.1] == {name for name in names.values() if name.endswith("weight") and "norm" not in name}
+    for name in ("class_token", "positions.table", "blocks.0.norm1.weight", "blocks.0.mlp.fc1.bias", "head.bias"):
+        assert name in found[0.0]
+    assert sum(map(len, found.values())) == len(names)
+
+
+def test_weight_decay_is_decoupled_and_relative_to_lr() -> None:
+    model = ViT(CONFIG)
+    optimizer = optimizer_for(model, tiny(weight_decay=0.3))
+    set_lr(optimizer, 0.1)
+    before = model.blocks[0].mlp.fc1.weight.detach().clone()
+    bias = model.norm.weight.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    torch.testing.assert_close(model.blocks[0].mlp.fc1.weight, before * (1 - 0.1 * 0.3))
+    assert torch.equal(model.norm.weight, bias)
+
+
+def test_layer_decay() -> None:
+    model, names = ViT(CONFIG), {}
+    for group in groups(model, tiny(layer_decay=0.5)):
+        for p in group["params"]:
+            names[id(p)] = group["scale"]
+    scales = {name: names[id(p)] for name, p in model.named_parameters()}
+    assert scales["patch_embedding.projection.weight"] == scales["class_token"] == 0.5 ** 3
+    assert scales["blocks.0.msa.qkv.weight"] == 0.5 ** 2
+    assert scales["blocks.1.norm2.bias"] == 0.5
+    assert scales["norm.weight"] == scales["head.bias"] == 1
+    optimizer = optimizer_for(model, tiny(layer_decay=0.5))
+    set_lr(optimizer, 0.8)
+    assert {round(g["lr"], 6) for g in optimizer.param_groups} == {0.1, 0.2, 0.4, 0.8}
+    assert layer_of("blocks.10.norm1.weight", 12) == 11
+
+
+def test_freeze_by_name() -> None:
+    model = ViT(CONFIG)
+    left = freeze(model, ("blocks.0", "patch_embedding.*", "positions.table"))
+    frozen = {name.split(".")[0] + "." + name.split(".")[1] if "." in name else name
+              for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"blocks.0", "patch_embedding.projection", "positions.table"}
+    assert left == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    with pytest.raises(ConfigError, match="fits no parameter"):
+        freeze(model, ("bloks.*",))
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        freeze(model, ("*",))
+
+
+def batch(weight: float = 1.0) -> Batch:
+    labels, others = torch.tensor([1, 0, 3]), torch.tensor([2, 2, 3])
+    return Batch(torch.zeros(3, 1, 8, 8), labels, torch.arange(3), others, torch.full((3,), weight))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [1.0, 0.7])
+def test_softmax_loss(smoothing: float, weight: float) -> None:
+    logits = torch.randn(3, 5)
+    b = batch(weight)
+    y = weight * F.one_hot(b.labels, 5) + (1 - weight) * F.one_hot(b.others, 5)
+    y = y * (1 - smoothing) + smoothing / 5
+    expected = -(y * logits.log_softmax(1)).sum(1)
+    torch.testing.assert_close(LOSSES["softmax"](logits, b, smoothing, weight < 1), expected)
+    if weight == 1:
+        torch.testing.assert_close(LOSSES["softmax"](logits, b, smoothing, True), expected)
+
+
+def test_sigmoid_loss() -> None:
+    logits, b = torch.randn(3, 5), batch()
+    y, p = F.one_hot(b.labels, 5), logits.sigmoid()
+    expected = -(y * p.log() + (1 - y) * (1 - p).log()).sum(1)
+    torch.testing.assert_close(LOSSES["sigmoid"](logits, b, 0.0, False), expected)
+    smooth = y * 0.9 + 0.1 / 5
+    expected = -(smooth * p.log() + (1 - smooth) * (1 - p).log()).sum(1)
+    torch.testing.assert_close(LOSSES["sigmoid"](logits, b, 0.1, False), expected)
+
+
+def test_average_follows_and_swaps_back() -> None:
+    model = ViT(CONFIG)
+    average = Average(model, 0.9)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(3):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1.0)
+        average.update()
+    for name, p in model.named_parameters():      # w = start + 1, + 2, + 3
+        torch.testing.assert_close(average.weights[name], start[name] + 0.1 * (1 * 0.81 + 2 * 0.9 + 3), rtol=1e-5, atol=1e-5)
+        assert torch.equal(p, start[name] + 1 + 1 + 1) or torch.allclose(p, start[name] + 3)
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    kept = {name: value.clone() for name, value in average.weights.items()}
+    with average.in_place():
+        assert all(torch.equal(p, kept[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(average.weights[name], kept[name]) for name in kept)

@@ -1,0 +1,82 @@
+"""Two processes against one (gloo, CPU): the same global batches, nearly the same weights; cut on two, resumed on one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.test_loop import distance
+from tests.training.tiny import SETTINGS, forked, run, tiny
+from vitkit.data.mix import Mix
+from vitkit.training.run import RunFolder
+
+RECIPE = tiny(steps=20, lr=1e-3, warmup=0, ema=0.9, mix=Mix(mixup=0.5, probability=0.5))
+
+
+def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
+    run(tmp_path / "one", RECIPE)
+    assert forked(lambda rank: run(tmp_path / "two", RECIPE), ranks=2) == [0, 0]
+    for which in ("last", "ema"):
+        assert distance(tmp_path / "one", tmp_path / "two", which) < 1e-4
+    one, two = RunFolder.open(tmp_path / "one"), RunFolder.open(tmp_path / "two")
+    assert two.info["processes"] == 2
+    for a, b in zip(one.metrics(), two.metrics(), strict=True):
+        assert a["event"] == b["event"]
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        if a["event"] == "val":
+            assert a["images"] == b["images"] == 179        # an odd number: every image once
+
+
+def test_two_processes_with_accumulation_and_dropout(tmp_path: Path) -> None:
+    recipe = tiny(steps=6, dropout=0.1, batch_size=16)
+    settings = {**SETTINGS, "micro_batch": 2}
+    for name in ("a", "b"):
+        assert forked(lambda rank, name=name: run(tmp_path / name, recipe, settings=settings), ranks=2) == [0, 0]
+    assert distance(tmp_path / "a", tmp_path / "b") == 0
+    run(tmp_path / "plain", tiny(steps=6, batch_size=16))
+    forked(lambda rank: run(tmp_path / "same", tiny(steps=6, batch_size=16), settings=settings), ranks=2)
+    assert distance(tmp_path / "same", tmp_path / "plain") < 1e-4
+
+
+def test_cut_on_two_resumed_on_one(tmp_path: Path) -> None:
+    def cut(rank: int) -> None:
+        def watch(event: dict) -> None:         # the main process alone is asked to stop; both do
+            if event["event"] == "step" and event["step"] == 9:
+                os.kill(os.getpid(), signal.SIGTERM)
+        _, outcome = run(tmp_path / "cut", RECIPE, watch=watch)
+        assert (outcome.stopped, outcome.step) == (True, 10)
+
+    assert forked(cut, ranks=2) == [0, 0]
+    _, outcome = run(tmp_path / "cut", RECIPE, resume=True)
+    assert outcome.step == 20
+    run(tmp_path / "one", RECIPE)
+    assert distance(tmp_path / "cut", tmp_path / "one") < 1e-4
+    losses = [[row["loss"] for row in RunFolder.open(tmp_path / name).metrics()] for name in ("cut", "one")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_an_error_reaches_every_process(tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        from vitkit.errors import ConfigError, OutputError
+        with pytest.raises(ConfigError, match="15 cannot be shared equally by 2 processes; use --batch-size 14"):
+            run(tmp_path / "r", tiny(batch_size=15))
+        with pytest.raises(OutputError):
+            run(Path("/dev/null/r"), tiny(steps=1, warmup=0))
+
+    assert forked(work, ranks=2) == [0, 0]
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "vitkit", "train", "digits",
+               "--recipe", "digits", "--steps", "5", "--warmup", "0", "--device", "cpu", "--out", str(tmp_path / "r")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done: 5 steps") == 1
+    assert torch.isfinite(torch.tensor(RunFolder.open(tmp_path / "r").metrics()[-1]["loss"]))

@@ -1,0 +1,87 @@
+"""A tiny run on real digits, and processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.augment import Augment
+from vitkit.model.config import ViTConfig
+from vitkit.training.recipe import Recipe
+
+CONFIG = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=8,
+                   patch_size=4, num_channels=1, num_classes=10, layer_norm_eps=1e-6)
+TINY = Recipe(source="tests", config=CONFIG, small_data=True, steps=12, batch_size=16, lr=1e-3, weight_decay=0.1,
+              warmup=2, clip=1.0, augment=Augment(scale=(0.7, 1.0), flip=0.0))
+SETTINGS: dict[str, Any] = {"trackers": (), "log_every": 5, "evaluate_every": 4, "device": "cpu", "workers": 0}
+
+
+def tiny(**changes: Any) -> Recipe:
+    return replace(TINY, **changes)
+
+
+def run(out: Path, recipe: Recipe = TINY, **how: Any) -> Any:
+    """Train on the digits; returns (run folder, outcome)."""
+    from vitkit.jobs.train import train
+
+    settings = {**SETTINGS, **how.pop("settings", {})}
+    return train(how.pop("data", "digits"), out, recipe=recipe, settings=settings, **how)
+
+
+def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
+    """Do work(rank) in copies of this process, joined as torchrun would; returns how each ended (-9: killed)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children = []
+    for rank in range(ranks):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)      # no thread of ours holds a lock here
+            pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if ranks > 1:
+                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+                                   "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                                   "MASTER_PORT": str(port)}
+                warnings.simplefilter("ignore")
+                work(rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+
+def bytes_of(folder: Path) -> dict[str, Any]:
+    """Everything of a run that must come out the same: checkpoints and state to the bit, metrics without times.
+
+    Tensors and metadata are compared, not files: safetensors writes its metadata in any order.
+    """
+    from vitkit.checkpoints import containers
+    from vitkit.jobs.runs import timeless
+    from vitkit.training.run import RunFolder
+
+    found: dict[str, Any] = {}
+    state = RunFolder.open(folder).latest()
+    assert state is not None
+    for file in (*sorted(folder.glob("*.safetensors")), state):
+        tensors, metadata = containers.read(file)
+        found[file.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+        if file != state:                       # the state's has the size of metrics.jsonl, and so the times' digits
+            found[f"{file.name} metadata"] = metadata
+    found["metrics"] = timeless(RunFolder.open(folder))
+    return found
