@@ -59,6 +59,7 @@ def serve(
     from vitkit.serve.service import load_service
 
     service = load_service(source, settings, engine=engine, device=device, dtype=dtype)
+    service.warm()
     name, number = bound.getsockname()[:2]
     print(f"vitkit: {source} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
           f"({service.device}, engine {engine}); Ctrl-C stops it.", flush=True)

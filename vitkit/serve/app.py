@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -24,7 +23,6 @@ from vitkit.serve.gate import Gate, body_of, extra, status_of
 from vitkit.serve.service import Service
 from vitkit.serve.uploads import BODY, Upload, read_uploads
 
-log = logging.getLogger("vitkit")
 
 
 class Top(BaseModel):
@@ -108,8 +106,7 @@ def create_app(service: Service) -> Gate:
     """
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(asyncio.to_thread(service.warm))
-        warming.add_done_callback(_complain)
+        await asyncio.to_thread(service.warm)       # before a port is open: whoever is let in is answered
         yield
         await asyncio.to_thread(service.close)
 
@@ -120,11 +117,6 @@ def create_app(service: Service) -> Gate:
     _house(app, service)
     _pages(app)
     return Gate(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("The model could not be started: %s", error)
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:

@@ -75,17 +75,19 @@ class Service:
         return batcher
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> list[Array]:
-        """One batch: [H, W, C] uint8 images -> one float32 array each."""
+        """One batch: [C, H, W] uint8 images -> one float32 array each."""
         with self.compute, torch.inference_mode():
             return list(function(self.normalized(torch.stack(list(images)))).float().cpu().numpy())
 
     def normalized(self, x: Tensor) -> Tensor:
-        """[B, H, W, C] uint8 as the model is fed: on its device, in its precision."""
+        """[B, C, H, W] uint8 as the model is fed: on its device, in its precision."""
         return normalize(x.to(self.device), self.spec).to(self.dtype)
 
     def warm(self) -> None:
         """Run what has to be run once (compiling, first allocations), for one image and for several; then be ready."""
-        blank = torch.zeros((*self.spec.size, len(self.spec.mean)), dtype=torch.uint8)
+        if self.ready:
+            return
+        blank = torch.zeros((len(self.spec.mean), *self.spec.size), dtype=torch.uint8)
         for size in sorted({1, min(2, self.settings.max_batch), self.settings.max_batch}):
             logits = self._run(self.forward, [blank] * size)
         if not np.isfinite(logits[0]).all():

@@ -131,7 +131,7 @@ def _bytes(image: JsonImage) -> bytes:
 
 
 def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
-    """Decode, resize and crop one image: [H, W, C] uint8. Runs in a thread.
+    """Decode, resize and crop one image: [C, H, W] uint8. Runs in a thread.
 
     Args:
         upload: its name and bytes.

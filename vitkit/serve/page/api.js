@@ -1,0 +1,80 @@
+// The server's API, and what its errors mean to a person.
+
+const HEADLINES = {
+  BadImage: "This file could not be read as a picture.",
+  TooLarge: "That is more than this server takes.",
+  TooSlow: "The upload took too long.",
+  Busy: "Many are asking at once.",
+  InputError: "This model cannot do that.",
+  Unauthorised: "The token was not accepted.",
+  ServerError: "Something went wrong on the server.",
+  Offline: "The server does not answer.",
+};
+const CURES = {
+  BadImage: "Try a JPEG, PNG, WebP, GIF, BMP or TIFF file.",
+  ServerError: "Try again; if it stays so, tell whoever runs it.",
+  Offline: "Is it still running, and are you still connected?",
+};
+
+export class Problem extends Error {
+  constructor(kind, sentence, retryAfter = 0) {
+    super(sentence);
+    this.kind = kind;
+    this.headline = HEADLINES[kind] ?? "That did not work.";
+    // The cure that follows is for the command line; here is another one.
+    this.detail = [sentence.split(" Repair or remove it")[0], CURES[kind]].filter(Boolean).join(" ");
+    this.retryAfter = retryAfter;
+  }
+}
+
+let askForToken = async () => null;
+export const onUnauthorised = (ask) => { askForToken = ask; };
+
+export async function call(path, { file, signal, tries = 3, onWait } = {}) {
+  const headers = {};
+  const token = sessionStorage.getItem("token");
+  if (token) headers.Authorization = `Bearer ${token}`;
+  let body;
+  if (file) {
+    body = new FormData();
+    body.append("files", file, file.name || "photo");
+  }
+  let response;
+  try {
+    response = await fetch(path, { method: file ? "POST" : "GET", headers, body, signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("Offline", "");
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => ({ error: response.statusText, kind: "ServerError" }));
+  if (response.status === 401 && tries > 0) {
+    const given = await askForToken();
+    if (given) {
+      sessionStorage.setItem("token", given);
+      return call(path, { file, signal, tries: tries - 1, onWait });
+    }
+  }
+  const wait = Number(response.headers.get("Retry-After") ?? 0);
+  if (response.status === 503 && tries > 0) {
+    onWait?.(Math.max(wait, 1));
+    await new Promise((resolve) => { setTimeout(resolve, Math.max(wait, 1) * 1000); });
+    if (signal?.aborted) throw new DOMException("gone", "AbortError");
+    return call(path, { file, signal, tries: tries - 1, onWait });
+  }
+  throw new Problem(said.kind ?? "ServerError", said.error ?? "", wait);
+}
+
+// A .npy file of float32 as { shape, values }.
+export function npy(buffer) {
+  const length = new DataView(buffer).getUint16(8, true);
+  const header = new TextDecoder().decode(new Uint8Array(buffer, 10, length));
+  if (!header.includes("'<f4'")) throw new Problem("ServerError", "The server sent numbers of another kind.");
+  const shape = header.match(/'shape': \(([^)]*)\)/)[1].split(",").filter((part) => part.trim()).map(Number);
+  return { shape, values: new Float32Array(buffer.slice(10 + length)) };
+}
+
+export async function numbers(file, choices, signal) {
+  const query = new URLSearchParams({ format: "npy", ...choices });
+  return npy(await (await call(`v1/explain?${query}`, { file, signal })).arrayBuffer());
+}

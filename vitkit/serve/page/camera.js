@@ -1,0 +1,49 @@
+// Taking a photo: the camera where the browser gives it, else the phone's own camera app.
+
+const $ = (id) => document.getElementById(id);
+
+export function setUpCamera(take) {
+  const dialog = $("camera"), video = $("video"), message = $("camera-message");
+  let stream = null;
+
+  const stop = () => {
+    stream?.getTracks().forEach((track) => track.stop());
+    stream = null;
+    video.srcObject = null;
+  };
+
+  $("take").addEventListener("click", async () => {
+    if (!navigator.mediaDevices?.getUserMedia) {
+      $("capture").click();
+      return;
+    }
+    message.textContent = "";
+    $("shoot").disabled = true;
+    dialog.showModal();
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
+      video.srcObject = stream;
+      await video.play();
+      $("shoot").disabled = false;
+      $("shoot").focus();
+    } catch {
+      message.textContent = "There is no camera, or this page may not use it. Choose a photo instead.";
+    }
+  });
+  $("shoot").addEventListener("click", () => {
+    const canvas = document.createElement("canvas");
+    canvas.width = video.videoWidth;
+    canvas.height = video.videoHeight;
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    canvas.toBlob((blob) => {
+      dialog.close();
+      if (blob) take(new File([blob], "photo.jpg", { type: "image/jpeg" }));
+    }, "image/jpeg", 0.92);
+  });
+  $("no-photo").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", stop);
+  $("capture").addEventListener("change", (event) => {
+    if (event.target.files.length) take(event.target.files[0]);
+    event.target.value = "";
+  });
+}
