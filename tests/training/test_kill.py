@@ -63,7 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return bytes_of(out)
 
 
-# Each save writes four files (state, last, best where it is one, ema), each with one rename; run.json has one of its own.
+# A save writes four files (state, last, ema, best where it is one), each with one rename; run.json has one of its own.
 @pytest.mark.parametrize(("where", "calls"), [
     ("write", (1, 2, 3, 5, 1)),
     ("before rename", (1, 3, 2, 4)),

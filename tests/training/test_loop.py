@@ -118,7 +118,7 @@ def test_resume_with_nothing_there_starts_at_zero_and_a_finished_run_says_so(tmp
 
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "r", tiny(steps=1, warmup=0))
-    with pytest.raises(OutputError, match="holds a run already.*--resume"):
+    with pytest.raises(OutputError, match=r"holds a run already.*--resume"):
         run(tmp_path / "r")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("x")
@@ -175,7 +175,7 @@ def test_bf16_trains(tmp_path: Path) -> None:
     assert weights(tmp_path / "r")["head.weight"].dtype == torch.float32
 
 
-def test_broken_numbers_stop_the_run_and_keep_the_last_good_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_numbers_stop_the_run_and_keep_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit.training import loop
 
     plain = loop.LOSSES["softmax"]
@@ -210,7 +210,7 @@ def test_a_gradient_that_overflows_is_told_apart(tmp_path: Path, monkeypatch: py
             return g * float("inf")
 
     monkeypatch.setitem(loop.LOSSES, "softmax", lambda *a: Break.apply(plain(*a)))
-    with pytest.raises(Diverged, match="Step 0: the gradient is (inf|nan).*nothing was saved yet"):
+    with pytest.raises(Diverged, match=r"Step 0: the gradient is (inf|nan).*nothing was saved yet"):
         run(tmp_path / "r")
 
 

@@ -64,7 +64,8 @@ def test_table_4(name: str) -> None:
     assert not r.pre_logits
 
 
-@pytest.mark.parametrize(("name", "size", "model"), [("finetune-512", 512, "vit-l/16"), ("finetune-518", 518, "vit-h/14")])
+@pytest.mark.parametrize(("name", "size", "model"),
+                         [("finetune-512", 512, "vit-l/16"), ("finetune-518", 518, "vit-h/14")])
 def test_table_2_has_polyak_averages(name: str, size: int, model: str) -> None:
     r = RECIPES[name]
     assert (r.image_size, r.models, r.ema, r.steps, r.batch_size) == (size, (model,), 0.9999, 20_000, 512)

@@ -109,6 +109,8 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
     Shares.of(how, chosen, engine)
     if model is not None:
         variant(model)
+    elif weights is None and how.config is None:
+        raise ConfigError("What shall be trained? Give --model (see `vitkit models`) or --from with weights.")
     train, val, notes = train_and_val(data, how.val, chosen.seed)
     how.warmup_steps(how.total(len(train)))
     if how.mix and how.batch_size < 2:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints import load
-from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, variant
 from vitkit.model.vit import ViT
 from vitkit.training.recipe import Recipe
@@ -28,15 +27,13 @@ def new_model(name: str | None, recipe: Recipe, classes: Sequence[str], seed: in
         seed: of the weights.
         image_size: pixels; the recipe's, else the model's own, when not given.
     """
-    if name is None and recipe.config is None:
-        raise ConfigError("What shall be trained? Give --model (see `vitkit models`) or --from with weights.")
     size = image_size or recipe.image_size
     changes: dict[str, Any] = {"num_classes": len(classes), "hidden_dropout_prob": recipe.dropout,
                                "drop_path_rate": recipe.drop_path, **({"image_size": size} if size else {})}
     if name is not None:
         config = variant(name, pre_logits=recipe.pre_logits, **changes)
     else:
-        assert recipe.config is not None
+        assert recipe.config is not None        # `prepare` has asked
         config = dataclasses.replace(recipe.config, **changes)
     torch.manual_seed(seed)
     model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))

@@ -1,0 +1,364 @@
+"""What a user meets: mistakes in one sentence before any work, the dry run, runs and diff, the sweep, the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.test_loop import stop_at
+from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny
+from vitkit import ViT, save
+from vitkit.cli import main
+from vitkit.data.sources import open_source
+from vitkit.errors import ConfigError, DataError, OutputError, UnknownName
+from vitkit.jobs.dry import dry_run
+from vitkit.jobs.runs import diff, list_runs
+from vitkit.jobs.splits import train_and_val
+from vitkit.jobs.sweep import sweep
+from vitkit.jobs.train import prepare
+from vitkit.training.recipes import RECIPES
+from vitkit.training.run import RunFolder
+from vitkit.training.schedule import lr_at
+
+
+def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """The command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", ["vitkit", *args])
+    monkeypatch.setenv("COLUMNS", "200")
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def photos(folder: Path, **classes: int) -> Path:
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.new("RGB", (12, 10), (20 * i % 255, 50, 100)).save(folder / name / f"{i}.png")
+    return folder
+
+
+TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["digits", "--recipe", "digit", "--out", "r"], "did you mean 'digits'"),
+    (["digits", *TINY], "Give --out"),
+    (["--out", "r", *TINY], "Give the data"),
+    (["nowhere", "--out", "r", *TINY], "no data at 'nowhere'"),
+    (["digits", "--out", "r", *TINY, "--warmup", "5000"], "more than a third of the 3,034 steps"),
+    (["digits", "--out", "r", *TINY, "--micro-batch", "7"], "--micro-batch 7 does not divide the 32 images"),
+    (["digits", "--out", "r", *TINY, "--accumulate", "5"], "--accumulate 5 does not divide"),
+    (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "not both"),
+    (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "epochs or steps"),
+    (["digits", "--out", "r", *TINY, "--lr", "nan"], "lr must be a finite number"),
+    (["digits", "--out", "r", *TINY, "--optimizer", "sgd"], "decoupled"),
+    (["digits", "--out", "r", *TINY, "--model", "vit-x/16"], "Unknown variant"),
+    (["digits", "--out", "r", *TINY, "--model", "vit-ti/16", "--from", "x.pth"], "not both"),
+    (["digits", "--out", "r", *TINY, "--from", "nothing.pth"], "nothing.pth"),
+    (["digits", "--out", "r", *TINY, "--image-size", "9"], "multiple of"),
+    (["digits", "--out", "r", *TINY, "--freeze", "blokcs.*"], "fits no parameter"),
+    (["digits", "--out", "r", *TINY, "--precision", "fp16"], "fp16 is for accelerators"),
+    (["digits", "--out", "r", *TINY, "--precision", "int3"], "Unknown precision"),
+    (["digits", "--out", "r", *TINY, "--seed", "-1"], "seed must be"),
+    (["digits", "--out", "r", *TINY, "--val", "1"], "something to train on"),
+    (["digits", "--out", "r", *TINY, "--bad-images", "eat"], "bad_images must be one of"),
+    (["digits", "--out", "r", "--recipe", "digits", "--tracker", "abacus"], "Unknown tracker"),
+    (["digits", "--out", "/dev/null/r", *TINY, "--steps", "1", "--warmup", "0"], "/dev/null/r"),
+    (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "--model"),
+])
+def test_mistakes(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = vitkit(monkeypatch, capsys, "train", *args)
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())             # nothing was begun
+
+
+def test_no_space_left_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(2**16))
+    with pytest.raises(OutputError, match=r"needs about .* MiB .* 0 MiB are free"):
+        run(tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file.*choose another"):
+        run(tmp_path / "file" / "r")
+
+
+def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
+    run(tmp_path / "r", watch=stop_at(3))
+    for how, words in [
+        ({"recipe": tiny(lr=1.0)}, "another recipe .lr 0.001, not 1.0"),
+        ({"recipe": tiny(steps=99)}, "steps 12, not 99"),
+        ({"settings": {"seed": 5}}, "seed 0, not 5"),
+        ({"recipe": tiny(), "model": "vit-ti/16"}, "another config"),
+        ({"recipe": tiny(val=0.3)}, "data"),
+        ({"data": str(photos(tmp_path / "p", a=12, b=12))}, "classes|data"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            run(tmp_path / "r", how.pop("recipe", tiny()), resume=True, **how)
+    # and what was not given is remembered
+    from vitkit.jobs.train import train
+    _, outcome = train(None, tmp_path / "r", resume=True)
+    assert outcome.step == 12
+    run(tmp_path / "whole")
+    assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
+
+
+def test_parts(tmp_path: Path) -> None:
+    both = photos(tmp_path / "d" / "train", a=20, b=30)
+    train, val, notes = train_and_val(tmp_path / "d" / "train", 0.1, 0)
+    assert (len(train), len(val), notes) == (45, 5, [])
+    # no parts of its own: what eval measures on by itself was never trained on, whatever the run's seed
+    train, val, _ = train_and_val(both, 0.1, 7)
+    assert list(val.names) == list(open_source(both, "test").names)
+    photos(tmp_path / "d" / "test", a=4, b=4)
+    train, val, _ = train_and_val(tmp_path / "d", 0.2, 0)
+    assert (len(train), len(val)) == (40, 10)
+    assert not set(val.names) & set(train.names)
+    assert not any("test" in name.split(os.sep)[:-2] for name in [*train.names, *val.names])
+    assert set(val.names) != set(train_and_val(tmp_path / "d", 0.2, 1)[1].names)
+    assert train_and_val(tmp_path / "d", 0.0, 0)[1] is None
+    assert "learnt by heart" in train_and_val("digits", 0.0, 0)[2][0]
+    photos(tmp_path / "d" / "val", a=3, b=2)
+    train, val, _ = train_and_val(tmp_path / "d", 0.2, 0)
+    assert (len(train), len(val)) == (50, 5)
+    assert len(train_and_val(tmp_path / "d", 0.0, 0)[0]) == 50
+
+
+def test_classes_that_a_part_lacks(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Class 'rare' is missing from the validation part .1 image in all.*--val 0"):
+        train_and_val(photos(tmp_path / "one", a=10, b=10, rare=1), 0.1, 0)
+    with pytest.raises(DataError, match="one class"):
+        train_and_val(photos(tmp_path / "single", a=10), 0.1, 0)
+    photos(tmp_path / "three" / "train", a=5, b=5, c=5)
+    photos(tmp_path / "three" / "val", a=5, b=5)
+    with pytest.raises(DataError, match=r"validation part|val"):
+        train_and_val(tmp_path / "three", 0.1, 0)
+
+
+def test_small_data_is_warned_of(tmp_path: Path) -> None:
+    data = photos(tmp_path / "p", a=30, b=30)
+    how = {"settings": SETTINGS, "changes": {"steps": 2, "warmup": 0, "batch_size": 4}}
+    (note,) = prepare(data, tmp_path / "r", model="vit-ti/16", recipe="pretrain-imagenet", **how).notes
+    assert "58 images are few" in note
+    assert "probe" in note
+    assert "--from" in note
+    assert prepare(data, tmp_path / "r", model="vit-ti/16", recipe="small-data", **how).notes == ()
+    save(ViT(CONFIG), tmp_path / "w.safetensors")
+    assert prepare(data, tmp_path / "r", weights=tmp_path / "w.safetensors", recipe="finetune", **how).notes == ()
+    notes = prepare(data, tmp_path / "r", model="vit-ti/16", recipe="pretrain-jft-h14", **how).notes
+    assert any("published for vit-h/14" in note for note in notes)
+    notes = prepare(data, tmp_path / "r", model="vit-ti/16", recipe="finetune-pets", **how).notes
+    assert any("pre-trained weights" in note for note in notes)
+
+
+def test_fine_tuning_replaces_the_head_by_zeros_and_keeps_what_fits(tmp_path: Path) -> None:
+    model = ViT(CONFIG)
+    torch.nn.init.normal_(model.head.weight)
+    save(model, tmp_path / "w.safetensors")
+    ready = prepare(photos(tmp_path / "p", a=30, b=30), tmp_path / "r", weights=tmp_path / "w.safetensors",
+                    recipe=tiny(), image_size=16, settings=SETTINGS)
+    assert ready.model.head.weight.shape == (2, 32)
+    assert not ready.model.head.weight.any()
+    assert not ready.model.head.bias.any()
+    assert ready.model.config.grid == (4, 4)
+    assert ready.model.input_spec.class_names == ("a", "b")
+    assert torch.equal(ready.model.blocks[1].mlp.fc1.weight, model.blocks[1].mlp.fc1.weight)
+    # weights whose classes are these go on with their own head
+    run(tmp_path / "first", tiny(steps=3, warmup=0))
+    ready = prepare("digits", tmp_path / "second", weights=f"{tmp_path / 'first'}@last", recipe=tiny(),
+                    settings=SETTINGS)
+    assert ready.model.head.weight.any()
+    # the file is not touched by training
+    before = (tmp_path / "w.safetensors").read_bytes()
+    run(tmp_path / "third", tiny(steps=2, warmup=0), weights=tmp_path / "w.safetensors")
+    assert (tmp_path / "w.safetensors").read_bytes() == before
+
+
+def test_a_run_cut_before_its_first_save_starts_from_the_same_weights(tmp_path: Path) -> None:
+    save(ViT(CONFIG), tmp_path / "w.safetensors")
+
+    class Cut(Exception):
+        pass
+
+    def cut(event: dict) -> None:
+        if event["event"] == "step" and event["step"] == 2:
+            raise Cut
+
+    for name in ("cut", "whole"):
+        if name == "cut":
+            with pytest.raises(Cut):
+                run(tmp_path / name, weights=tmp_path / "w.safetensors", watch=cut)
+        run(tmp_path / name, weights=tmp_path / "w.safetensors", resume=True)
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tiny(ema=0.9, steps=100, warmup=10)
+    ready = prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 4})
+    plan = dry_run(ready)
+    assert plan["steps"] == 100
+    assert plan["batch"] == {"images": 16, "processes": 1, "each": 16, "micro": 4, "accumulated": 4}
+    assert plan["lr"] == {step: lr_at(recipe, step, 100) for step in (0, 10, 50, 99, 100)}
+    count = sum(p.numel() for p in ready.model.parameters())
+    assert plan["parameters"] == plan["trained"] == count
+    memory = plan["memory"]
+    assert (memory["weights"], memory["moments"], memory["average"]) == (4 * count, 8 * count, 4 * count)
+    # what a micro-batch keeps grows with it
+    twice = dry_run(prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 8}))
+    assert twice["memory"]["activations"] == pytest.approx(2 * plan["memory"]["activations"], rel=0.1)
+    assert not (tmp_path / "r").exists()
+    code, out, _ = vitkit(monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run",
+                          "--json")
+    assert code == 0
+    assert json.loads(out)["data"]["train"] == 1618
+    code, out, _ = vitkit(monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run",
+                          "--batch-size", "4096", "--accumulate", "64", "--warmup", "1")
+    assert code == 0
+    assert "64 micro-batches x 64" in out
+    assert not (tmp_path / "r").exists()
+
+
+def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, changes in (("a", {}), ("b", {}), ("deep/c", {"lr": 5e-3})):
+        run(tmp_path / name, tiny(ema=0.9, **changes))
+    rows = {row.path.name: row for row in list_runs(tmp_path)}
+    assert list(rows) == ["a", "b", "c"]
+    assert (rows["a"].step, rows["a"].total, rows["a"].recipe) == (12, 12, "custom")
+    tops = [r["top1"] for r in RunFolder.open(tmp_path / "a").metrics() if r["event"] == "val"]
+    assert rows["a"].best == max(tops)
+    same = diff(tmp_path / "a", tmp_path / "b")
+    assert same.same
+    assert (same.settings, same.metrics) == ({}, None)
+    assert same.weights == {"best": 0.0, "last": 0.0, "ema": 0.0}
+    other = diff(tmp_path / "a", tmp_path / "deep" / "c")
+    assert not other.same
+    assert other.settings == {"recipe.lr": (1e-3, 5e-3)}
+    assert other.metrics is not None
+    assert other.weights["last"] > 1e-4
+
+    code, out, _ = vitkit(monkeypatch, capsys, "runs", str(tmp_path))
+    assert code == 0
+    assert "12/12" in out
+    assert len(json.loads(vitkit(monkeypatch, capsys, "runs", str(tmp_path), "--json")[1])) == 3
+    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert code == 0
+    assert "equal to the bit" in out
+    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"))
+    assert code == 1
+    assert "recipe.lr" in out
+    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"), "--json")
+    assert json.loads(out)["same"] is False
+    code, _, err = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "x"))
+    assert code == 2
+    assert "Expected a run folder" in err
+    code, _, err = vitkit(monkeypatch, capsys, "runs", str(tmp_path / "x"))
+    assert code == 2
+
+
+def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:
+    run(tmp_path / "a", tiny(steps=1, warmup=0))
+    code = ("import sys; from vitkit.jobs.runs import list_runs; "
+            f"print(len(list_runs({str(tmp_path)!r})), 'torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == \
+        ["1", "False"]
+
+
+def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(RECIPES, "digits", tiny(steps=30, warmup=0, lr_choices=(1e-6, 5e-3)))
+    code, out, err = vitkit(monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", str(tmp_path / "s"),
+                            "--workers", "0")
+    assert code == 0, err
+    found = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert found["lr"] == 5e-3
+    assert found["lrs"]["0.005"] > found["lrs"]["1e-06"]
+    final = RunFolder.open(tmp_path / "s" / "final")
+    assert final.info["recipe"]["lr"] == 5e-3
+    assert final.info["data"]["train"] == 1797                     # everything
+    assert final.info["data"]["val"] == 0
+    assert "best: 0.005" in out
+    with pytest.raises(OutputError, match="there already"):
+        sweep("digits", tmp_path / "s", recipe="digits")
+    again = sweep("digits", tmp_path / "s", recipe="digits", resume=True, say=lambda text: None)
+    assert again["lrs"] == found["lrs"]
+    with pytest.raises(ConfigError, match="held-out part"):
+        sweep("digits", tmp_path / "t", recipe="digits", changes={"val": 0.0})
+    with pytest.raises(ConfigError, match="--lrs"):
+        sweep("digits", tmp_path / "t", recipe="fashion")
+    with pytest.raises(ConfigError, match="--lrs instead"):
+        sweep("digits", tmp_path / "t", recipe="digits", changes={"lr": 1.0})
+    with pytest.raises(UnknownName):
+        sweep("digits", tmp_path / "t", recipe="nothing")
+    assert vitkit(monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", "x", "--lrs", "a,b")[0] == 2
+
+
+def test_recipes_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = vitkit(monkeypatch, capsys, "recipes")
+    assert code == 0
+    for name, recipe in RECIPES.items():
+        row = next(line for line in out.splitlines() if line.split()[:1] == [name])
+        assert recipe.source.split()[0] in row
+    assert json.loads(vitkit(monkeypatch, capsys, "recipes", "--json")[1])["digits"]["lr"] == RECIPES["digits"].lr
+    assert "batch_size" in vitkit(monkeypatch, capsys, "recipes", "finetune-pets")[1]
+    assert vitkit(monkeypatch, capsys, "recipes", "nothing")[0] == 2
+
+
+def test_demo_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = vitkit(monkeypatch, capsys, "demo", "--epochs", "1")
+    assert code == 0, err
+    assert "of 179 digits that it had never seen" in out
+    found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
+    assert found["images"] == 179
+    assert (tmp_path / "runs" / "demo" / "last.safetensors").is_file()
+    assert list((tmp_path / "runs" / "demo" / "tb").iterdir())
+    assert vitkit(monkeypatch, capsys, "demo", "--epochs", "0.1")[0] == 0          # beside the first
+    assert (tmp_path / "runs" / "demo-2" / "run.json").is_file()
+
+
+@pytest.mark.slow
+def test_demo_reaches_97_percent(tmp_path: Path) -> None:
+    from vitkit.jobs.demo import demo
+
+    found = demo(tmp_path / "r")
+    assert found["accuracy"] > 0.97
+
+
+def test_ctrl_c_from_outside(tmp_path: Path) -> None:
+    """In a process of its own: SIGINT saves, says how to go on, ends with 130."""
+    command = [sys.executable, "-m", "vitkit", "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--save-every",
+               "100000", "--evaluate-every", "100000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "r" / "metrics.jsonl").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert f"vitkit train --out {tmp_path / 'r'} --resume" in out
+    assert "Traceback" not in err
+    state = RunFolder.open(tmp_path / "r").latest()
+    assert state is not None
+    assert 10 <= int(state.stem.rpartition("-")[2]) < 3034
+    assert (tmp_path / "r" / "last.safetensors").is_file()
