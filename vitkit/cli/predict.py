@@ -82,7 +82,8 @@ def from_stdin() -> list[Given]:
         lines = [line.strip() for line in data.decode("utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:
         return [data]
-    return list[Given](lines) if os.path.exists(lines[0]) else [data]
+    files: list[Given] = [*lines]
+    return files if os.path.exists(lines[0]) else [data]
 
 
 def show(found: Prediction) -> None:

@@ -1,0 +1,288 @@
+"""The cache is never wrong: other keys, damage, two writers, and kills at random moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.features.samples import photos, tiny
+from vitkit.data import open_source
+from vitkit.data.base import Pixels
+from vitkit.data.preprocess import preprocess
+from vitkit.errors import BadImage, DataError, InputError, OutputError
+from vitkit.evaluation.predict import Images
+from vitkit.features import FeatureCache, embed, fill
+from vitkit.features.cache import backbone_hash
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return photos(tmp_path / "photos", {"": 4})
+
+
+@pytest.fixture
+def cache(tmp_path) -> FeatureCache:
+    return FeatureCache(tmp_path / "cache")
+
+
+def direct(model, source) -> np.ndarray:
+    with torch.no_grad():
+        return torch.cat([model.features(preprocess(source.read(i)[0], model.input_spec)[None])
+                          for i in range(len(source))]).numpy()
+
+
+def test_features_are_the_models_and_are_computed_once(folder, cache) -> None:
+    model, source, seen = tiny().train(), open_source(folder, "all"), []
+    first = fill(model, source, cache, batch_size=5, workers=0, progress=seen.append)
+    assert model.training
+    assert (first.computed, first.reused, sum(seen)) == (12, 0, 12)
+    second = fill(model, source, cache, progress=seen.append)
+    assert (second.computed, second.reused, sum(seen)) == (0, 12, 24)
+    found = second.read()
+    assert np.allclose(found.features, direct(model.eval(), source), atol=1e-5)
+    assert found.names == tuple(source.names)
+    assert (found.labels == source.labels).all()
+    assert cache.count(second.space) == 12
+
+
+def test_workers_give_the_same(folder, cache, tmp_path) -> None:
+    source = open_source(folder, "all")
+    here = embed(tiny(), source, cache, workers=0)
+    there = embed(tiny(), source, FeatureCache(tmp_path / "other"), workers=2, batch_size=5)
+    assert np.allclose(here.features, there.features, atol=1e-5)
+
+
+def test_other_weights_preprocessing_features_or_bytes_are_other_keys(folder, cache) -> None:
+    import dataclasses
+
+    model, source = tiny(), open_source(folder, "all")
+    fill(model, source, cache, workers=0)
+
+    other = tiny()
+    with torch.no_grad():
+        other.blocks[1].mlp.fc2.bias[0] += 1e-6
+    eps = tiny(layer_norm_eps=1e-5)
+    crop = tiny()
+    crop.input_spec = dataclasses.replace(crop.input_spec, resize="crop", crop=0.9)
+    mean = tiny()
+    mean.input_spec = dataclasses.replace(mean.input_spec, mean=(0.4, 0.5, 0.5))
+    for changed in (other, eps, crop, mean):
+        assert fill(changed, source, cache, workers=0).computed == 12
+    assert fill(model, source, cache, workers=0, features="mean").computed == 12
+    assert fill(model, source, cache, workers=0, features="layers:0").computed == 12
+
+    head = tiny(num_classes=7, hidden_dropout_prob=0.0)         # what the features do not depend on
+    head.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")}, strict=False)
+    head.input_spec = dataclasses.replace(head.input_spec, class_names=tuple("abcdefg"))
+    assert backbone_hash(head) == backbone_hash(model)
+    assert fill(head, source, cache, workers=0).reused == 12
+
+    photo = folder / "red" / "0.png"
+    Image.open(photo).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(photo)
+    again = fill(model, source, cache, workers=0)
+    assert (again.computed, again.reused) == (1, 11)
+    assert np.allclose(again.read().features, direct(model, source), atol=1e-5)
+
+
+def test_equal_images_are_computed_once(cache) -> None:
+    images = np.zeros((4, 9, 9, 3), np.uint8)
+    images[3] += 200
+    filled = fill(tiny(), Pixels(images, [0, 1, 0, 1], "ab"), cache)
+    assert (filled.computed, filled.reused) == (2, 2)
+    assert np.array_equal(filled.read().features[0], filled.read().features[2])
+    assert not np.array_equal(filled.read().features[0], filled.read().features[3])
+
+
+def damage(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+
+
+@pytest.mark.parametrize("statement", [
+    "UPDATE features SET numbers = zeroblob(128) WHERE rowid = 3",
+    "UPDATE features SET numbers = x'00' WHERE rowid = 3",
+    "UPDATE features SET checksum = x'00' WHERE rowid = 3",
+    # another image's numbers, with their own checksum
+    "UPDATE features SET (numbers, checksum) = (SELECT numbers, checksum FROM features WHERE rowid = 1) "
+    "WHERE rowid = 3",
+    "DELETE FROM features WHERE rowid = 3",
+])
+def test_a_damaged_row_is_found_and_computed_again(folder, cache, statement) -> None:
+    model, source = tiny(), open_source(folder, "all")
+    expected = embed(model, source, cache, workers=0).features
+    cache.close()
+    damage(cache.path, statement)
+    again = fill(model, source, cache, workers=0)
+    assert (again.computed, again.reused) == (1, 11)
+    assert np.allclose(again.read().features, expected, atol=1e-5)
+    assert fill(model, source, cache, workers=0).computed == 0
+
+
+def test_rows_of_another_space_are_not_taken(folder, cache) -> None:
+    """Even if the table that numbers the spaces were mixed up."""
+    source = open_source(folder, "all")
+    fill(tiny(), source, cache, workers=0)
+    fill(tiny(layer_norm_eps=1e-4), source, cache, workers=0)
+    cache.close()
+    damage(cache.path, "UPDATE spaces SET id = CASE id WHEN 1 THEN -2 ELSE -1 END")
+    damage(cache.path, "UPDATE spaces SET id = -id")
+    again = fill(tiny(), source, cache, workers=0)
+    assert again.computed == 12
+    assert np.allclose(again.read().features, direct(tiny(), source), atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["header", "middle", "short", "text"])
+def test_a_damaged_file_is_moved_aside(folder, tmp_path, how) -> None:
+    notes: list[str] = []
+    cache, model = FeatureCache(tmp_path / "cache", notes.append), tiny()
+    source = open_source(folder, "all")
+    expected = embed(model, source, cache, workers=0).features
+    cache.close()
+    data = bytearray(cache.path.read_bytes())
+    if how == "header":
+        data[:100] = bytes(100)
+    elif how == "middle":
+        data[4096:] = os.urandom(len(data) - 4096)
+    elif how == "short":
+        data = data[:5000]
+    else:
+        data = bytearray(b"this is no database at all, but a text of some length\n" * 200)
+    cache.path.write_bytes(data)
+    cache = FeatureCache(tmp_path / "cache", notes.append)
+    assert np.allclose(embed(model, source, cache, workers=0).features, expected, atol=1e-5)
+    assert any("damaged" in note for note in notes)
+    assert list(cache.path.parent.glob("*.damaged-*"))
+
+
+def test_a_file_that_changes_meanwhile_is_not_embedded(folder, cache, monkeypatch) -> None:
+    source, count = open_source(folder, "all"), {}
+    read = source.raw
+
+    def raw(i: int) -> bytes:
+        count[i] = count.get(i, 0) + 1
+        return read((i + 1) % len(source) if count[i] > 1 and i == 2 else i)
+
+    monkeypatch.setattr(source, "raw", raw)
+    with pytest.raises(BadImage, match=r"blue/2.png: was changed"):
+        fill(tiny(), source, cache, workers=0)
+    assert fill(tiny(), open_source(folder, "all"), cache, workers=0).read().features.shape == (12, 32)
+
+
+def test_bad_images(folder, cache) -> None:
+    (folder / "red" / "0.png").write_bytes(b"no image")
+    source = open_source(folder, "all")
+    with pytest.raises(BadImage, match=r"red/0\.png"):
+        fill(tiny(), source, cache, workers=0)
+    filled = fill(tiny(), source, cache, workers=0, bad_images="skip")
+    assert [name for name, _ in filled.skipped] == ["red/0.png"]
+    assert len(filled.read().names) == 11
+    (folder / "red" / "1.png").unlink()
+    filled = fill(tiny(), source, cache, workers=0, bad_images="skip")
+    assert sorted(name for name, _ in filled.skipped) == ["red/0.png", "red/1.png"]
+    assert len(filled.read().names) == 10
+    with pytest.raises(BadImage, match=r"red/1\.png"):
+        fill(tiny(), source, cache, workers=0)
+    with pytest.raises(DataError, match="No image"):
+        fill(tiny(), Images([b"bad", b"worse"]), cache, workers=0, bad_images="skip")
+
+
+def test_places_that_cannot_be_written(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="--cache"):
+        FeatureCache(tmp_path / "file")
+    (tmp_path / "taken" / "features.sqlite").mkdir(parents=True)
+    with pytest.raises(OutputError, match="--cache"):
+        FeatureCache(tmp_path / "taken")
+
+
+def test_nan_is_not_kept(folder, cache) -> None:
+    model = tiny()
+    torch.nn.init.constant_(model.norm.bias, float("nan"))
+    with pytest.raises(InputError, match="NaN"):
+        fill(model, open_source(folder, "all"), cache, workers=0)
+    assert cache.count() == 0
+
+
+SCRIPT = """
+import os, random, signal, sys, time
+from tests.features.samples import tiny
+from vitkit.data import open_source
+from vitkit.features import FeatureCache, fill
+
+cache, folder, writers, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+source, rng = open_source(folder, "all"), random.Random(0)
+
+def child():
+    fill(tiny(), source, FeatureCache(cache), batch_size=1, workers=0)
+    os._exit(0)
+
+for round in range(kills + 1):
+    children = [os.fork() or child() for _ in range(writers)]
+    if round < kills:
+        time.sleep(rng.uniform(0.05, 0.6))
+        os.kill(children[0], signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    kept = FeatureCache(cache)
+    print(*codes, kept.count(), flush=True)
+    kept.close()
+"""
+
+
+def write(cache: Path, folder: Path, writers: int, kills: int) -> list[list[int]]:
+    """Rounds of processes that fill the cache at the same time; in all but the last, the first of them is killed.
+
+    Returns:
+        The exit codes of each round, and the rows in the cache after it.
+    """
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(cache), str(folder), str(writers), str(kills)],
+                          env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+
+def check(cache: Path, folder: Path, rows: int) -> None:
+    """Everything is in the cache, and right."""
+    model, source = tiny(), open_source(folder, "all")
+    kept = FeatureCache(cache)
+    filled = fill(model, source, kept, workers=0)
+    assert (filled.computed, kept.count()) == (0, rows)
+    assert np.allclose(filled.read().features, direct(model, source), atol=1e-5)
+    with sqlite3.connect(kept.path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    db.close()
+
+
+def test_three_writers_at_once(tmp_path) -> None:
+    folder = photos(tmp_path / "photos", {"": 30})
+    assert write(tmp_path / "cache", folder, writers=3, kills=0) == [[0, 0, 0, 90]]
+    check(tmp_path / "cache", folder, 90)
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(tmp_path, kills) -> None:
+    """kill -9: what was kept is kept, is right, and the next one goes on from there."""
+    folder = photos(tmp_path / "photos", {"": 150})
+    rounds = write(tmp_path / "cache", folder, writers=1, kills=kills)
+    assert rounds[-1] == [0, 450]
+    kept = [rows for _, rows in rounds]
+    assert kept == sorted(kept)                                 # nothing that was written is lost
+    assert rounds[0][0] == -signal.SIGKILL                      # and the first ones did not finish before
+    check(tmp_path / "cache", folder, 450)
+
+
+def test_one_of_two_writers_is_killed(tmp_path) -> None:
+    folder = photos(tmp_path / "photos", {"": 60})
+    rounds = write(tmp_path / "cache", folder, writers=2, kills=1)
+    assert [codes[1] for codes in rounds] == [0, 0]             # the other one is not held up
+    check(tmp_path / "cache", folder, 180)
