@@ -6,6 +6,7 @@ Legend: B images, T tokens, h heads, L layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,10 +18,10 @@ from vitkit.explain.looking import Array, Pixels, batches, grid_of, looking, nee
 from vitkit.model.vit import ViT
 
 
-def attentions(vit: ViT, x: Tensor) -> Iterator[Tensor]:
-    """Yield A of Eq. 6 of one layer after another, [B, heads of the layer, T, T]."""
+def attentions(vit: ViT, x: Tensor, query: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield A of Eq. 6 of one layer after another, [B, heads of the layer, T or queries, T]."""
     for block, z in zip(vit.blocks, vit.states(x), strict=False):     # the last state is not needed
-        yield block.msa.attention(block.norm1(z), block.msa.heads, None)
+        yield block.msa.attention(block.norm1(z), block.msa.heads, query)
 
 
 @torch.no_grad()
@@ -39,9 +40,10 @@ def class_attention(model: nn.Module, pixels: Tensor) -> Array:
     with looking(model, pixels) as (vit, x):
         rows, _ = reader(vit)
         c = vit.config
+        query = torch.arange(c.num_prefix_tokens + math.prod(grid_of(vit, x)), device=x.device)[rows]
         result = None
-        for layer, A in enumerate(attentions(vit, x)):
-            read = to_array(A[:, :, rows].mean(2))                                        # [B, heads, T]
+        for layer, A in enumerate(attentions(vit, x, query)):
+            read = to_array(A.mean(2))                                                    # [B, heads, T]
             if result is None:
                 result = np.full((len(x), c.num_hidden_layers, c.num_attention_heads, A.shape[-1]), np.nan, np.float32)
             result[:, layer, list(vit.blocks[layer].msa.heads)] = read

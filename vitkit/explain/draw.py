@@ -6,6 +6,7 @@ have one colour, INK: readable on white, and replaced by the page's own colour w
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from PIL import Image
 
 from vitkit.errors import OutputError
 
@@ -32,6 +34,7 @@ SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a
 HEAT, SIGNED = "inferno", "viridis"
 FRAME = (20, 200, 255)
 DPI = 110
+LIGHT = 60_000           # bytes from which a picture inside a page is packed smaller
 
 
 def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArray[Any]:
@@ -88,6 +91,7 @@ def inline(figure: Figure, label: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg"):].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _lighter, text)
     # Identifiers must differ between the drawings of one page.
     mark = re.sub(r"\W+", "-", label.lower())
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{mark}-", text)
@@ -97,12 +101,31 @@ def inline(figure: Figure, label: str) -> str:
     return f'{head} role="img" aria-label="{words}">{rest}'
 
 
+def _lighter(found: re.Match[str]) -> str:
+    """A large picture inside a drawing, packed smaller; transparency is kept."""
+    raw, out = base64.b64decode(found[1]), io.BytesIO()
+    if len(raw) < LIGHT:
+        return found[0]
+    with Image.open(io.BytesIO(raw)) as image:
+        image.save(out, "WEBP", quality=82)
+    return f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def encoded(image: NDArray[np.uint8], kind: str, **how: Any) -> bytes:
+    """[H, W, 3] pixels as the bytes of a file in one of Pillow's formats."""
+    out = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(out, kind, **how)
+    return out.getvalue()
+
+
 def png(image: NDArray[np.uint8]) -> bytes:
     """The bytes of a PNG file of [H, W, 3] pixels."""
-    from matplotlib import image as files
-    out = io.BytesIO()
-    files.imsave(out, np.ascontiguousarray(image), format="png")
-    return out.getvalue()
+    return encoded(image, "PNG")
+
+
+def jpeg(image: NDArray[np.uint8]) -> bytes:
+    """The bytes of a JPEG file of [H, W, 3] pixels."""
+    return encoded(image, "JPEG", quality=85)
 
 
 def unit(values: Array, most: float = 0.97) -> Array:
@@ -194,7 +217,7 @@ def tiles(pictures: Sequence[Array | None], columns: int, *, title: str = "", na
     """
     rows = -(-len(pictures) // columns)
     low, high = limits if limits is not None else (None, None)
-    cells = [_coloured(p, scale or HEAT, low, high, round(side * 2 * DPI)) for p in pictures if p is not None]
+    cells = [_coloured(p, scale or HEAT, low, high, round(side * 1.4 * DPI)) for p in pictures if p is not None]
     H, W = cells[0].shape[:2] if cells else (1, 1)
     gap = max(round(W * 0.04), 1)
     above = max(round(0.18 * W / side), 1) if len(names) else 0      # room for a line of text, in the pictures' pixels
@@ -234,17 +257,17 @@ def _coloured(picture: Array, scale: str, low: float | None, high: float | None,
 
 
 def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """An image made smaller by a whole factor until it is no wider than `most` pixels (or a little more).
+    """An image made smaller where it is wider than `most` pixels.
 
     Args:
         image: [H, W, 3].
         most: pixels.
     """
-    f = image.shape[1] // most
-    if f < 2:
+    H, W = image.shape[:2]
+    if most >= W:
         return image
-    H, W = image.shape[0] // f, image.shape[1] // f
-    return image[:H * f, :W * f].reshape(H, f, W, f, 3).mean((1, 3)).astype(np.uint8)
+    size = most, max(round(H * most / W), 1)
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BOX))
 
 
 def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
@@ -267,7 +290,7 @@ def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.25)
     if values.shape[1] <= 16:
-        axis.legend(fontsize=7, ncols=1 + values.shape[1] // 9, loc="lower right", framealpha=0.4)
+        axis.legend(fontsize=7, ncols=1 + values.shape[1] // 9, loc="lower right", framealpha=0)
     return figure
 
 
@@ -295,7 +318,7 @@ def lines(series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | 
         axis.set_ylim(bottom=0)
     axis.grid(alpha=0.25)
     if len(series) > 1:
-        axis.legend(fontsize=8, framealpha=0.4)
+        axis.legend(fontsize=8, framealpha=0)
     return figure
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.model.pixels import fit
+from vitkit.model.inputs import fit
 from vitkit.model.vit import ViT
 
 Array = NDArray[Any]

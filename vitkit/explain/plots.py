@@ -222,7 +222,7 @@ def _attention(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
 
 def _draw_attention(arrays: Arrays) -> Figure:
     L, h = arrays["attention"].shape[:2]
-    small = draw.shrunk(arrays["image"], 80)
+    small = draw.shrunk(arrays["image"], 128)
     shown = [[None if np.isnan(one).any() else draw.overlay(small, one) for one in layer]
              for layer in arrays["attention"]]
     layers, heads = [f"layer {i}" for i in range(L)], [f"head {i}" for i in range(h)]

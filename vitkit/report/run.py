@@ -1,0 +1,263 @@
+"""One run -> one page. Everything is optional but run.json: what is not there is said to be missing, not invented."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from vitkit.data.base import Source
+from vitkit.data.preprocess import preprocess
+from vitkit.errors import BadImage
+from vitkit.explain import draw
+from vitkit.explain.looking import Ask, batches
+from vitkit.explain.plots import PLOTS
+from vitkit.report.render import duration, figure, picture, render, thumbnail
+from vitkit.training.run import RunFolder
+
+MOST_SAMPLES = 60           # sample images on the page
+MOST_ROWS = 200             # lines of the per-class table
+MOST_WRONG = 12             # wrong answers that are shown with a picture
+LOOKED_AT = 32              # images behind the figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a page is made of, beside the run's own files.
+
+    Args:
+        evaluation: what evaluation.json holds; None where nothing was evaluated.
+        train: images that were trained on; None where they are gone.
+        held: images that the evaluation is about; None where they are gone.
+        model: the run's weights; None leaves rollouts and figures out.
+        notes: sentences about what is missing.
+    """
+
+    evaluation: Mapping[str, Any] | None = None
+    train: Source | None = None
+    held: Source | None = None
+    model: Any = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def page(run: RunFolder, shown: Shown) -> str:
+    """The page of one run, complete in itself: no file and no network is needed to read it.
+
+    Args:
+        run: the run's folder.
+        shown: what is known beside it.
+    """
+    metrics = run.metrics()
+    found = shown.evaluation
+    return render(
+        "run.html", title=run.path.resolve().name, run=run, info=run.info, command=command(run.info),
+        cards=cards(run.info, metrics, found), settings=settings(run.info), curves=curves(metrics),
+        methods=[row for row in metrics if row.get("event") == "probe"],
+        skipped=[row for row in metrics if row.get("event") == "skipped"],
+        samples=samples(shown.train), counts=counts(run.info), evaluation=found,
+        results=results(found) if found else None, rows=(found or {}).get("per_class", [])[:MOST_ROWS],
+        wrong=wrong(found, shown.held, shown.model) if found and shown.held is not None else [],
+        pairs=confused(found, shown.held), figures=figures(shown.model, shown.held or shown.train),
+        notes=list(shown.notes) + list(run.info.get("notes", [])))
+
+
+def command(info: Mapping[str, Any]) -> str:
+    """The command line that made the run, as it can be typed again; empty for a run that a program started."""
+    argv = info.get("environment", {}).get("command") or []
+    if argv and Path(argv[0]).name in ("vitkit", "__main__.py"):
+        return "vitkit " + shlex.join(argv[1:])
+    return ""
+
+
+def cards(info: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], found: Mapping[str, Any] | None
+          ) -> list[tuple[str, str, str]]:
+    """(name, value, remark) of the numbers on top."""
+    train = [row for row in metrics if row.get("event") == "train"]
+    val = [row for row in metrics if row.get("event") == "val"]
+    result = []
+    if found:
+        low, high = found["ci95"]
+        result.append(("top-1", f"{found['top1']:.1%}", f"{found['part']}; 95% between {low:.1%} and {high:.1%}"))
+        if len(found["per_class"]) > 5:
+            result.append(("top-5", f"{found['top5']:.1%}", f"{found['n']:,} images"))
+    elif val:
+        result.append(("best top-1", f"{max(row['top1'] for row in val):.1%}", "validation"))
+    if train:
+        result.append(("training loss", f"{train[-1]['loss']:.3f}", f"step {train[-1]['step']:,} of {info['steps']:,}"))
+        speeds = [row["time"]["images_per_second"] for row in train]
+        result.append(("throughput", f"{np.median(speeds):,.0f}", "images a second, median"))
+        waits = [row["time"].get("waiting", 0.0) for row in train]
+        result.append(("time", duration(sum(row["time"]["seconds"] for row in train)),
+                       f"training; {np.mean(waits):.0%} of it waiting for data"))
+    elif found:
+        result.append(("time", duration(found["seconds"]), "work after imports"))
+    if "parameters" in info:
+        result.append(("parameters", f"{info['parameters']:,}", f"{info.get('trained', 0):,} trained"))
+    return result
+
+
+def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Tables of what was asked: (title, [(name, value)])."""
+    config = info.get("config") or info.get("same", {}).get("config", {})
+    environment = info.get("environment", {})
+    tables = [
+        ("The run", {name: info.get(name) for name in ("kind", "created", "recipe_name", "model", "weights", "device",
+                                                       "processes", "torch_threads", "steps", "features")}),
+        ("Recipe", info.get("recipe", {})),
+        ("Settings", info.get("settings", {})),
+        ("Model", config),
+        ("Images are fed as", {k: v for k, v in info.get("input_spec", {}).items() if k != "class_names"}),
+        ("Environment", {k: v for k, v in environment.items() if k not in ("command", "packages")}
+         | environment.get("packages", {})),
+        ("Data", {k: v for k, v in info.get("data", {}).items() if k not in ("classes", "counts")}
+         | ({"fingerprint": info["same"]["data"]} if info.get("same", {}).get("data") else {})),
+    ]
+    return [(title, [(name, _plain(value)) for name, value in values.items() if value not in (None, [], {}, "")])
+            for title, values in tables if values]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def curves(metrics: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    """Loss, accuracy, learning rate and throughput over the steps."""
+    train = [row for row in metrics if row.get("event") == "train"]
+    val = [row for row in metrics if row.get("event") == "val" and "loss" in row]
+    if not train:
+        return []
+    steps = [row["step"] for row in train]
+
+    def of(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+    kinds = {"last": "validation", "ema": "validation, averaged weights"}
+    judged = {words: rows for kind, words in kinds.items() if (rows := [r for r in val if r["weights"] == kind])}
+    speed = [row["time"]["images_per_second"] for row in train]
+    drawn = {
+        "Loss": draw.lines({"training": of("loss", train)} | {n: of("loss", rows) for n, rows in judged.items()},
+                           title="Loss", x="step", y="loss", from_zero=True),
+        "Accuracy": draw.lines({"training": of("accuracy", train)}
+                               | {n: of("top1", rows) for n, rows in judged.items()}, title="Accuracy", x="step",
+                               y="top-1"),
+        "Learning rate": draw.lines({"lr": of("lr", train)}, title="Learning rate", x="step", y="lr", from_zero=True),
+        "Throughput": draw.lines({"images/s": (steps, speed)}, title="Throughput", x="step", y="images a second",
+                                 from_zero=True),
+    }
+    return [figure(one, f"{name} over the steps of training") for name, one in drawn.items()]
+
+
+def counts(info: Mapping[str, Any]) -> list[tuple[str, int, float]]:
+    """(class, training images, share of the largest class)."""
+    found: Mapping[str, int] = info.get("data", {}).get("counts", {})
+    most = max(found.values(), default=1) or 1
+    return [(name, count, count / most) for name, count in list(found.items())[:MOST_ROWS]]
+
+
+def samples(source: Source | None) -> list[tuple[str, list[str]]]:
+    """Some images of each class, as data URIs; spread over the class."""
+    if source is None:
+        return []
+    result = []
+    K = len(source.class_names)
+    each = max(min(MOST_SAMPLES // max(K, 1), 8), 1)
+    for label in range(min(K, MOST_SAMPLES)):
+        of_class = np.flatnonzero(source.labels == label)
+        places = of_class[np.linspace(0, len(of_class) - 1, min(each, len(of_class))).round().astype(int)]
+        shown = [one for one in (_read(source, int(i)) for i in places) if one is not None]
+        result.append((source.class_names[label], [thumbnail(image) for image in shown]))
+    return result
+
+
+def _read(source: Source, i: int) -> Any:
+    try:
+        return source.read(i)[0]
+    except BadImage:        # it was named when it was met; a page is no place to fail
+        return None
+
+
+def results(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and drawings of an evaluation."""
+    names = [row["name"] for row in found["per_class"]]
+    bins = found["reliability"]
+    drawn = [figure(draw.lines({"answers": ([b["confidence"] for b in bins], [b["accuracy"] for b in bins])},
+                               title=f"Reliability (ECE {found['ece']:.3f}); on the dashed line it would be honest",
+                               x="confidence", y="accuracy", diagonal=True), "Reliability diagram")]
+    if found.get("confusion") is not None and len(names) <= 120:
+        drawn.insert(0, figure(draw.matrix(np.array(found["confusion"]), names, title="Confusion matrix",
+                                           x="predicted", y="truth"), "Confusion matrix"))
+    table = [("images", f"{found['n']:,}"), ("top-1", f"{found['top1']:.2%}"), ("top-5", f"{found['top5']:.2%}"),
+             ("95% interval of top-1", f"{found['ci95'][0]:.2%} to {found['ci95'][1]:.2%}"),
+             ("mean -log p of the truth", f"{found['nll']:.4f}"), ("calibration error (ECE)", f"{found['ece']:.4f}"),
+             ("macro F1", f"{found['macro_f1']:.4f}"), ("seconds", f"{found['seconds']:.2f}"),
+             ("skipped images", str(len(found.get("skipped", []))))]
+    return {"table": table, "drawn": drawn}
+
+
+def wrong(found: Mapping[str, Any], held: Source, model: Any) -> list[dict[str, Any]]:
+    """The surest wrong answers with their images, and with rollout where there is a model."""
+    places = {name: i for i, name in enumerate(held.names)} if found["worst"] else {}
+    result = []
+    for row in found["worst"]:
+        image = _read(held, places[row["image"]]) if row["image"] in places else None
+        if image is None:
+            continue
+        looked = None
+        if model is not None:
+            names = [score["name"] for score in found["per_class"]]
+            x = preprocess(image, model.input_spec, row["image"])[None]
+            target = names.index(row["predicted"]) if row["predicted"] in names else None
+            maps = [PLOTS[name].arrays(model, x, Ask(target=target)) for name in ("rollout", "gradient-rollout")]
+            looked = [picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value])) for name, one in
+                      zip(("rollout", "gradient-rollout"), maps, strict=True)]
+        result.append({**row, "picture": thumbnail(image, 160), "looked": looked})
+        if len(result) == MOST_WRONG:
+            break
+    return result
+
+
+def _large(image: Any) -> Any:
+    """A model's own input at a size at which it can be looked at."""
+    f = max(160 // image.shape[1], 1)
+    return draw.shrunk(image.repeat(f, 0).repeat(f, 1), 160)
+
+
+def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[str, Any]]:
+    """The most frequent confusions, each with an image where one of the wrong answers shows it."""
+    if not found:
+        return []
+    places = {name: i for i, name in enumerate(held.names)} if held is not None else {}
+    result = []
+    for truth, predicted, count in found["confused"][:10]:
+        example = next((row["image"] for row in found["worst"] if row["truth"] == truth
+                        and row["predicted"] == predicted and row["image"] in places), None)
+        image = _read(held, places[example]) if held is not None and example is not None else None
+        result.append({"truth": truth, "predicted": predicted, "count": count,
+                       "picture": thumbnail(image, 96) if image is not None else None})
+    return result
+
+
+def figures(model: Any, source: Source | None) -> list[tuple[str, Markup]]:
+    """Every plot of the table that needs the model alone or many images: (title, drawing)."""
+    if model is None:
+        return []
+    result = []
+    images = []
+    if source is not None:
+        chosen = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).round().astype(int)
+        images = [image for image in (_read(source, int(i)) for i in chosen) if image is not None]
+    for plot in PLOTS.values():
+        if plot.needs == "image" or plot.slow or not plot.fits(model) or (plot.needs == "images" and not images):
+            continue
+        pixels = (x for image in images for x in batches(preprocess(image, model.input_spec)[None]))
+        result.append((plot.title, figure(plot.draw(plot.arrays(model, pixels, Ask())), plot.title)))
+    return result
