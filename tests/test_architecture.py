@@ -25,8 +25,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explain": {"errors", "model"},
     "speed": {"errors", "model"},
     "serve": {"errors", "model", "data", "checkpoints", "evaluation", "explain", "speed"},
-    "jobs": {"errors", "model", "checkpoints", "data", "explain"},
-    "cli": {"errors", "model", "checkpoints", "data", "explain", "jobs", "serve", "speed"},
+    "engine": {"errors"},
+    "evaluation": {"errors", "model", "data", "engine"},
+    "features": {"errors", "model", "data", "engine"},
+    "training": {"errors", "model", "data", "checkpoints", "evaluation", "engine"},
+    "jobs": {"errors", "model", "checkpoints", "data", "engine", "evaluation", "explain", "features", "report", "speed",
+             "training"},
+    "cli": {"errors", "model", "checkpoints", "data", "engine", "evaluation", "explain", "features", "jobs", "report",
+            "serve", "speed", "training"},
     "__main__": {"cli"},
 }
 # third-party package -> where it may be imported

@@ -76,7 +76,8 @@ def test_an_error_reaches_every_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "vitkit", "train",
-               "digits", "--recipe", "digits", "--steps", "5", "--warmup", "0", "--device", "cpu", "--out", str(tmp_path / "r")]
+               "digits", "--recipe", "digits", "--steps", "5", "--warmup", "0", "--device", "cpu",
+               "--out", str(tmp_path / "r")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done: 5 steps") == 1

@@ -1,0 +1,180 @@
+"""A training step, ours against the peers', taking turns: model, loss, backward, clip to 1, fused AdamW.
+
+    python -m benchmarks.training --model vit-ti/16 --batch 16
+    python -m benchmarks.training --device cuda --model vit-b/16 --batch 256 --precision bf16 --compile
+    python -m benchmarks.training --memory            # resident memory over 1,000 steps of our whole loop
+
+Needs torch, numpy and the peers (timm, transformers, torchvision: those that can be imported). Every contender has the
+same batch, the same number of classes, the same optimiser and the same precision; compiled ones are compiled alike.
+"""
+
+from __future__ import annotations
+
+from benchmarks import timing  # isort: skip  (sets OMP_WAIT_POLICY before torch is imported)
+
+import argparse
+import contextlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitkit.model.config import ViTConfig, variant
+from vitkit.model.vit import ViT
+
+K = 1000
+
+
+def define_missing_operators() -> None:
+    """torchvision's Python files import beside a torch whose compiled operators they lack, once these are declared."""
+    if not hasattr(torch.ops.torchvision, "nms"):
+        for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                       "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
+            with contextlib.suppress(RuntimeError):
+                torch.library.define(f"torchvision::{schema.partition('(')[0]}", "(" + schema.partition("(")[2])
+
+
+def ours(c: ViTConfig) -> nn.Module:
+    return ViT(c)
+
+
+def timm_model(c: ViTConfig) -> nn.Module:
+    define_missing_operators()
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(img_size=c.image_hw, patch_size=c.patch_size, embed_dim=c.hidden_size, num_classes=K,
+                             depth=c.num_hidden_layers, num_heads=c.num_attention_heads,
+                             mlp_ratio=c.intermediate_size / c.hidden_size)
+
+
+def transformers_model(c: ViTConfig) -> nn.Module:
+    define_missing_operators()
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
+        intermediate_size=c.intermediate_size, patch_size=c.patch_size, image_size=c.image_hw[0], num_labels=K)
+    model = transformers.ViTForImageClassification(config)
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(pixel_values=x).logits
+
+    return Logits()
+
+
+def torchvision_model(c: ViTConfig) -> nn.Module:
+    define_missing_operators()
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(image_size=c.image_hw[0], patch_size=c.patch_size, num_layers=c.num_hidden_layers,
+                             num_heads=c.num_attention_heads, hidden_dim=c.hidden_size, mlp_dim=c.intermediate_size,
+                             num_classes=K)
+
+
+MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {
+    "vitkit": ours, "timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model,
+}
+
+
+def step_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool) -> Callable[[], None]:
+    """One training step of a model on a batch."""
+    model.to(x.device).train()
+    kernels = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW([{"params": kernels, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+                                  lr=1e-4, fused=True)
+    if compiled:
+        model.compile()
+    types = {"fp32": None, "bf16": torch.bfloat16}[precision]
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with contextlib.nullcontext() if types is None else torch.autocast(x.device.type, dtype=types):
+            logits = model(x)
+        F.cross_entropy(logits.float(), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if x.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def compare(args: argparse.Namespace) -> None:
+    c = variant(args.model, num_classes=K, **({"image_size": args.image_size} if args.image_size else {}))
+    torch.manual_seed(0)
+    x = torch.randn(args.batch, 3, *c.image_hw, device=args.device)
+    y = torch.randint(0, K, (args.batch,), device=args.device)
+    contenders = {}
+    for name in args.only.split(",") if args.only else MODELS:
+        try:
+            contenders[name] = step_of(MODELS[name](c), x, y, args.precision, args.compile)
+            contenders[name]()
+        except Exception as error:
+            contenders.pop(name, None)
+            print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    print(f"{args.model}, batch {args.batch}, {c.image_hw[0]} px, {args.precision}, "
+          f"{'compiled' if args.compile else 'eager'}, {args.device}, torch {torch.__version__}, "
+          f"{torch.get_num_threads()} threads, load {load:.1f}")
+    seconds = timing.alternate(contenders, rounds=args.rounds, warmup=args.warmup)
+    print(timing.table(seconds, "vitkit", args.batch, "images/s"))
+    if args.device.startswith("cuda"):
+        print(f"most memory: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all contenders together)")
+
+
+def memory(steps: int) -> None:
+    """Resident memory of our whole loop on the digits, at the start and after many steps."""
+    from pathlib import Path
+
+    from vitkit.jobs.train import train
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    seen: dict[int, float] = {}
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] % (steps // 10) == 0:
+            seen[event["step"]] = resident()
+
+    with tempfile.TemporaryDirectory() as folder:
+        run, _ = train("digits", f"{folder}/r", recipe="digits", changes={"steps": steps}, watch=watch)
+        waiting = [row["time"]["waiting"] for row in run.metrics() if row["event"] == "train"]
+    print("resident memory, MiB: " + ", ".join(f"{size:.0f} at {step}" for step, size in seen.items()))
+    print(f"share of the time that the device waited for data: {sum(waiting) / len(waiting):.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit-ti/16")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--image-size", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--only", help="contenders, with commas between them")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--steps", type=int, default=1000, help="with --memory")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if args.memory:
+        memory(args.steps)
+    else:
+        compare(args)
+
+
+if __name__ == "__main__":
+    main()
