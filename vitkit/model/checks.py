@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from vitkit.errors import ConfigError, InputError, nearest
 
+Indices = int | Iterable[int] | None
+
 
 def pair(size: int | Iterable[int]) -> tuple[int, int]:
     """Return (height, width) of a size given as one number or as two."""

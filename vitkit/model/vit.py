@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError, InputError
-from vitkit.model.checks import indices, pair
+from vitkit.model.checks import Indices, indices, pair
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.init import initialise
-from vitkit.model.pixels import fit
+from vitkit.model.inputs import fit, masks
 from vitkit.model.positions import PositionEmbedding
 from vitkit.model.prune import prune_heads
 from vitkit.model.residual import Residual
@@ -65,8 +65,8 @@ class MSA(nn.Module):
     def forward(self, z: Tensor, head_mask: Tensor | None = None) -> Tensor:
         """MSA(z), [B, T, D] -> [B, T, D], by the fused kernel."""
         q, k, v = self.project(z)                                                         # Eq. 5
-        sa = F.scaled_dot_product_attention(                                              # Eqs. 6, 7   [B, h, T, d]
-            q, k, v, dropout_p=self.dropout_A if self.training else 0.0)
+        dropout = self.dropout_A if self.training else 0.0
+        sa = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)                   # Eqs. 6, 7   [B, h, T, d]
         if head_mask is not None:
             sa = sa * head_mask[list(self.heads)].to(sa).view(-1, 1, 1)
         return self.dropout(self.out(sa.transpose(1, 2).flatten(2)))                      # Eq. 8
@@ -152,10 +152,13 @@ class ViT(nn.Module):
             x: pixels, normalised as `input_spec` says.
             head_mask: [h] or [L, h], multiplies the attention of each head (1 keeps, 0 silences).
         """
-        y = self.features(x, head_mask)                                                   # [B, D]
+        return self.classify(self.features(x, head_mask))
+
+    def classify(self, y: Tensor) -> Tensor:
+        """Logits [B, K] of features [B, D]."""
         if self.pre_logits is not None:
             y = torch.tanh(self.pre_logits(y))
-        return self.head(y)                                                               # [B, K]
+        return self.head(y)
 
     def features(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
         """y of Eq. 4, [B, D]: the class token (or the mean of the patches) after the final LayerNorm."""
@@ -179,10 +182,9 @@ class ViT(nn.Module):
 
     def states(self, x: Tensor, head_mask: Tensor | None = None) -> Iterator[Tensor]:
         """Yield z_0, z_1, ..., z_L; each is computed when it is asked for."""
-        masks = self.masks(head_mask)
         z = self.embed(x)                                                                 # Eq. 1   [B, T, D]
         yield z
-        for block, mask in zip(self.blocks, masks, strict=True):
+        for block, mask in zip(self.blocks, masks(head_mask, self.config), strict=True):
             if self.gradient_checkpointing and self.training:
                 z = checkpoint(block, z, mask, use_reentrant=False)
             else:
@@ -191,7 +193,10 @@ class ViT(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos (Eq. 1), [B, T, D]."""
-        z, grid = self.patch_embedding(x)                                                 # [B, N, D]
+        return self.join(*self.patch_embedding(x))
+
+    def join(self, z: Tensor, grid: tuple[int, int]) -> Tensor:
+        """z_0 of projected patches [B, N, D] that lie in this grid."""
         if self.class_token is not None:
             z = torch.cat([self.class_token.expand(len(z), -1, -1), z], dim=1)            # [B, 1 + N, D]
         z = z + self.positions(grid)
@@ -200,9 +205,8 @@ class ViT(nn.Module):
             z = torch.cat([z[:, :n], self.register_tokens.expand(len(z), -1, -1), z[:, n:]], dim=1)
         return self.dropout(z)
 
-    def attention(self, x: Tensor, layers: int | Iterable[int] | None = None,
-                  heads: int | Iterable[int] | None = None,
-                  query: int | Iterable[int] | None = None) -> dict[int, Tensor]:
+    def attention(self, x: Tensor, layers: Indices = None, heads: Indices = None,
+                  query: Indices = None) -> dict[int, Tensor]:
         """Attention A of Eq. 6, exact, and computed only for what is asked.
 
         Args:
@@ -226,15 +230,6 @@ class ViT(nn.Module):
             if layer >= max(wanted, default=-1):
                 break
         return {layer: result[layer] for layer in wanted}
-
-    def masks(self, head_mask: Tensor | None) -> Sequence[Tensor | None]:
-        """One row [h] of the head mask for each layer."""
-        L, h = self.config.num_hidden_layers, self.config.num_attention_heads
-        if head_mask is None:
-            return [None] * L
-        if tuple(head_mask.shape) not in ((h,), (L, h)):
-            raise InputError(f"Expected a head_mask of shape [{h}] or [{L}, {h}]; got {list(head_mask.shape)}.")
-        return list(head_mask.expand(L, h))
 
     prune_heads = prune_heads
 

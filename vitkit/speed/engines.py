@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,7 +46,34 @@ def compiled(model: ViT) -> Forward:
     return run
 
 
+def fused(model: ViT) -> Forward:
+    """As few passes over memory as the kernels at hand allow; see fused.py."""
+    from vitkit.speed.fused import Fused
+    return Fused(model)
+
+
+def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forward]:
+    """An engine that needs a CUDA device; without one the fused engine in full precision takes its place."""
+
+    def build_or_fall_back(model: ViT) -> Forward:
+        if next(model.parameters()).is_cuda:
+            return build(model)
+        warnings.warn(f"{name} needs a CUDA device; the engine cpu-fused runs instead.", stacklevel=2)
+        return fused(model)
+
+    return build_or_fall_back
+
+
+def fused_fp8(model: ViT) -> Forward:
+    """The fused engine with 8-bit matrix products; see fp8.py."""
+    from vitkit.speed.fp8 import Fp8
+    return Fp8(model)
+
+
 ENGINES: dict[str, Engine] = {
     "torch": Engine(plain, 0.0, "plain PyTorch: starts at once"),
     "compile": Engine(compiled, 5e-6, "torch.compile: compiles for a minute when it starts, then runs faster"),
+    "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, the last block for the class token alone; fp32"),
+    "cuda-fused": Engine(on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs"),
+    "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit floating-point matrix products; CUDA only"),
 }

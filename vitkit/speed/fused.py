@@ -15,8 +15,11 @@ Legend: B images, T tokens, M = B T, D width, h heads, d = D / h.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +27,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.errors import InputError
-from vitkit.model.pixels import fit
+from vitkit.model.inputs import fit
 from vitkit.model.vit import ViT
 from vitkit.speed.kernels import add_norm
 
@@ -57,7 +60,7 @@ class Fused:
 
     def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True) -> None:
         c = self.config = model.config
-        self.input_spec, self.positions = model.input_spec, model.positions
+        self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight
         self.device, self.graphs = weight.device, graphs and weight.is_cuda
         self.dtype = dtype or (torch.bfloat16 if weight.is_cuda else weight.dtype)
@@ -68,12 +71,12 @@ class Fused:
             self.E = self.cast(weight.flatten(1).mT)                                      # [C P P, D]
             self.layers: list[Layer] = []
             self.prefix = [t[0].float() for t in (model.class_token, model.register_tokens) if t is not None]
-            self.patch_bias = model.patch_embedding.projection.bias.float()
+            self.patch_bias = cast(Tensor, model.patch_embedding.projection.bias).float()
             shift = torch.zeros(c.hidden_size, device=self.device)
             for block in model.blocks:
                 scales = [1.0 if r.gamma is None else r.gamma.float() for r in (block.residual1, block.residual2)]
                 msa, mlp = block.msa, block.mlp
-                bias = msa.qkv.bias if msa.qkv.bias is not None else torch.zeros(len(msa.qkv.weight), device=self.device)
+                bias = msa.qkv.bias if msa.qkv.bias is not None else torch.zeros_like(msa.qkv.weight[:, 0])
                 shift1, shift = shift, shift + msa.out.bias.float() * scales[0]
                 self.layers.append(Layer(
                     shift1=shift1, norm1=self.norm(block.norm1), qkv=(self.cast(msa.qkv.weight.mT), self.cast(bias)),
@@ -145,25 +148,35 @@ class Fused:
         return flat.view(-1, C * P * P)
 
     def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """All equations."""
-        B, c = len(x), self.config
-        table = self.table(grid)
-        T = len(table)
-        first = self.layers[0]
+        """All equations. What is still to be added to z is left to the LayerNorm that reads it next."""
+        B, table = len(x), self.table(grid)
         z = self.patches(x, grid) @ self.E                                                # Eq. 1   [M, D]
-        u = add_norm(z, table, first.shift1, *first.norm1, c.layer_norm_eps, total=z)     # z_0, and its LN
+        pending: Tensor | None = table
         for i, layer in enumerate(self.layers):
-            alone = c.pool == "cls" and i == len(self.layers) - 1
-            if i:
-                u = add_norm(z, None, layer.shift1, *layer.norm1, c.layer_norm_eps)
-            if alone:
-                sa, z = self.class_attention(u, layer, B, T), z.view(B, T, -1)[:, 0].contiguous()
-            else:
-                sa = self.attention(torch.addmm(layer.qkv[1], u, layer.qkv[0]), layer, B, T)      # Eqs. 5-7
-            z.addmm_(sa, layer.out)                                                       # Eqs. 8, 2
-            u = add_norm(z, None, layer.shift2, *layer.norm2, c.layer_norm_eps)
-            z.addmm_(self.hidden(u, layer), layer.fc2)                                    # Eq. 3
-        return self.finish(z, B)
+            z, pending = self.block(z, pending, layer, i, B, len(table))
+        return self.finish(z, pending, B)
+
+    def block(self, z: Tensor, pending: Tensor | None, layer: Layer, i: int, B: int,
+              T: int) -> tuple[Tensor, Tensor | None]:
+        """Eqs. 2 and 3 of block i: z [M, D] (the last one's may be [B, D]), and what is still to be added to it."""
+        u = self.read(z, pending, layer.shift1, layer.norm1)
+        width = layer.qkv[0].shape[1] // 3
+        if self.ends_in_class_token(i):
+            kv = torch.addmm(layer.qkv[1][width:], u, layer.qkv[0][:, width:])            # Eq. 5 of keys and values
+            return self.class_block(z, u.view(B, T, -1)[:, 0], kv, layer, B, T), None
+        z.addmm_(self.attention(torch.addmm(layer.qkv[1], u, layer.qkv[0]), layer, B, T), layer.out)  # Eqs. 5-8, 2
+        u = self.read(z, None, layer.shift2, layer.norm2)
+        return z.addmm_(self.hidden(u, layer), layer.fc2), None                           # Eq. 3
+
+    def read(self, z: Tensor, pending: Tensor | None, shift: Tensor, norm: tuple[Tensor, Tensor],
+             scale: float | None = None) -> Tensor:
+        """LN(z), what is pending being added to z on the way."""
+        total = None if pending is None else z
+        return add_norm(z, pending, shift, *norm, self.config.layer_norm_eps, total=total, scale=scale)
+
+    def ends_in_class_token(self, i: int) -> bool:
+        """Whether only the class token of block i is read."""
+        return self.config.pool == "cls" and i == len(self.layers) - 1
 
     def hidden(self, u: Tensor, layer: Layer) -> Tensor:
         """GELU(u W_1 + b_1)."""
@@ -178,30 +191,36 @@ class Fused:
         with self.kernel(q, k, v):
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, -1)
 
-    def class_attention(self, u: Tensor, layer: Layer, B: int, T: int) -> Tensor:
-        """Eqs. 5-7 for the class token's query alone: [M, D] -> [B, h d]."""
-        width = layer.qkv[0].shape[1] // 3
-        own = u.view(B, T, -1)[:, 0]
-        q = torch.addmm(layer.qkv[1][:width], own, layer.qkv[0][:, :width]).view(B, 1, layer.heads, -1)
-        kv = torch.addmm(layer.qkv[1][width:], u, layer.qkv[0][:, width:]).view(B, T, 2, layer.heads, -1)
-        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)                                        # 2 x [B, h, T, d]
-        return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2).reshape(B, -1)
+    def class_block(self, z: Tensor, own: Tensor, kv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
+        """Eqs. 5-8, 2 and 3 for the class token alone: [B, D].
 
-    def finish(self, z: Tensor, B: int) -> Tensor:
+        Args:
+            z: [M, D].
+            own: [B, D], the class token's LN(z).
+            kv: [M, 2 h d], keys and values of all tokens.
+            layer: the block's matrices.
+            B: images.
+            T: tokens.
+        """
+        width = layer.qkv[0].shape[1] // 3
+        q = torch.addmm(layer.qkv[1][:width], own, layer.qkv[0][:, :width]).view(B, 1, layer.heads, -1).transpose(1, 2)
+        k, v = kv.view(B, T, 2, layer.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)         # 2 x [B, h, T, d]
+        sa = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, -1)
+        z = z.view(B, T, -1)[:, 0].contiguous().addmm_(sa, layer.out)
+        return z.addmm_(self.hidden(self.read(z, None, layer.shift2, layer.norm2), layer), layer.fc2)
+
+    def finish(self, z: Tensor, pending: Tensor | None, B: int) -> Tensor:
         """Eq. 4 and the head: [B or M, D] -> [B, K]."""
         c = self.config
         if c.pool == "cls":
-            y = add_norm(z, None, self.shift, *self.last_norm, c.layer_norm_eps)
-        else:
-            patches = z.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
-            if c.norm_after_pool:
-                y = add_norm(patches.float().mean(1).to(z.dtype), None, self.shift, *self.last_norm, c.layer_norm_eps)
-            else:
-                y = add_norm(z, None, self.shift, *self.last_norm, c.layer_norm_eps)
-                y = y.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:].float().mean(1).to(z.dtype)
-        return self.tail(y).float()
+            return self.tail(self.read(z, pending, self.shift, self.last_norm)).float()
+        if c.norm_after_pool:
+            z = (z if pending is None else z + pending).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
+            return self.tail(self.read(z.float().mean(1).to(z.dtype), None, self.shift, self.last_norm)).float()
+        y = self.read(z, pending, self.shift, self.last_norm).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
+        return self.tail(y.float().mean(1).to(z.dtype)).float()
 
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor) -> sdpa_kernel:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor) -> AbstractContextManager[None]:
         """The attention kernel that is fastest for these shapes; measured once."""
         key = tuple(q.shape)
         if key not in self.kernels:
@@ -210,8 +229,29 @@ class Fused:
 
 
 def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    import copy
     return copy.deepcopy(module).to(dtype).eval()
+
+
+def _time(work: Callable[[], object], times: int = 10) -> float:
+    """Milliseconds of CUDA work without the time that launching it takes: small kernels finish before the next is
+    launched, so they are replayed from a graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 def fastest(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
@@ -219,19 +259,10 @@ def fastest(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
     if not q.is_cuda:
         return SDPBackend.FLASH_ATTENTION
     seconds: dict[SDPBackend, float] = {}
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                    SDPBackend.MATH):
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         try:
             with sdpa_kernel(backend):
-                for _ in range(3):
-                    F.scaled_dot_product_attention(q, k, v)
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                for _ in range(10):
-                    F.scaled_dot_product_attention(q, k, v)
-                end.record()
-                end.synchronize()
-            seconds[backend] = start.elapsed_time(end)
+                seconds[backend] = _time(lambda: F.scaled_dot_product_attention(q, k, v))
         except RuntimeError:        # this kernel does not take these shapes or this type
             continue
-    return min(seconds, key=lambda backend: seconds[backend])
+    return min(seconds, key=lambda backend: seconds[backend]) if seconds else SDPBackend.MATH

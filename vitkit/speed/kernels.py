@@ -1,6 +1,7 @@
-"""What the fused engine needs that no library call gives: a residual sum, a LayerNorm and a change of type in one pass
-over memory. Each is a Triton kernel, and beside it the same mathematics in plain torch, which is what runs without a
-CUDA device and what the tests hold the kernel to.
+"""What the fused engines need that no library call gives: a residual sum, a LayerNorm and a change of type in one pass
+over memory; a matrix product in fp8 with GELU and rescaling as its last step. On CUDA each is a Triton kernel
+(triton_kernels.py); beside it stands the same mathematics in plain torch, which is what runs elsewhere and what the
+kernel is held to.
 
 Legend: M = B T rows of tokens, D width.
 """
@@ -12,12 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:      # no CUDA build of torch: the plain versions serve
-    triton = None
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
@@ -40,45 +35,6 @@ def plain_add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, b
     return x.to(a.dtype) if scale is None else to_fp8(x, scale)
 
 
-def plain_gelu(x: Tensor, scale: float) -> Tensor:
-    """`gelu_fp8` in plain torch."""
-    return to_fp8(F.gelu(x.float()), scale)
-
-
-if triton is not None:
-
-    @triton.jit
-    def _add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, inverse_scale,  # type: ignore[no-untyped-def]
-                  HAS_B: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, ROWS: tl.constexpr,
-                  WIDTH: tl.constexpr):
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        column = tl.arange(0, WIDTH)[None, :]
-        inside = (row < rows) & (column < D)
-        x = tl.load(a + row * D + column, mask=inside, other=0.0).to(tl.float32)
-        if HAS_B:
-            x += tl.load(b + (row % rows_b) * D + column, mask=inside, other=0.0).to(tl.float32)
-        if SUM:
-            tl.store(total + row * D + column, x.to(total.dtype.element_ty), mask=inside)
-        wide = column < D
-        x += tl.load(shift + column, mask=wide, other=0.0).to(tl.float32)
-        mean = tl.sum(tl.where(wide, x, 0.0), axis=1, keep_dims=True) / D
-        centred = tl.where(wide, x - mean, 0.0)
-        variance = tl.sum(centred * centred, axis=1, keep_dims=True) / D
-        y = centred * tl.rsqrt(variance + eps) * tl.load(weight + column, mask=wide, other=0.0).to(tl.float32)
-        y += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)
-        if TO_FP8:
-            y = tl.minimum(tl.maximum(y * inverse_scale, -448.0), 448.0)
-        tl.store(out + row * D + column, y.to(out.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def _gelu_fp8(x, out, count, inverse_scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476)) * inverse_scale
-        tl.store(out + at, tl.minimum(tl.maximum(v, -448.0), 448.0).to(out.dtype.element_ty), mask=inside)
-
-
 def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: Tensor, eps: float,
              total: Tensor | None = None, scale: float | None = None, **launch: Any) -> Tensor:
     """LN(a + b + shift), and the sum a + b on the side.
@@ -94,28 +50,48 @@ def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: T
         scale: where given, the result is fp8 of LN(...) / scale.
         launch: rows and warps of one program, for measurements.
     """
-    if triton is None or not a.is_cuda:
+    if not a.is_cuda:
         return plain_add_norm(a, b, shift, weight, bias, eps, total, scale)
+    import triton
+
+    from vitkit.speed import triton_kernels
+
     M, D = a.shape
     out = torch.empty(M, D, device=a.device, dtype=a.dtype if scale is None else FP8)
-    rows = launch.get("rows", 4 if M >= 4096 else 1)
-    _add_norm[(triton.cdiv(M, rows),)](
+    rows = launch.get("rows", 1)
+    triton_kernels.add_norm[(triton.cdiv(M, rows),)](
         a, b if b is not None else a, shift, weight, bias, total if total is not None else a, out, M,
         M if b is None else len(b), D, eps, 1.0 if scale is None else 1 / scale, HAS_B=b is not None,
         SUM=total is not None, TO_FP8=scale is not None, ROWS=rows, WIDTH=triton.next_power_of_2(D),
-        num_warps=launch.get("warps", 4))
+        num_warps=launch.get("warps", 1 if M >= 4096 and b is None and D <= 1024 else 4))
     return out
 
 
-def gelu_fp8(x: Tensor, scale: float) -> Tensor:
-    """GELU(x) / scale in fp8.
+def mlp_fp8(a: Tensor, b: Tensor, scale_a: float, scale_b: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """GELU(a b^T scale_a scale_b + bias) / scale in fp8: the first layer of an MLP in one pass.
 
     Args:
-        x: any shape, contiguous.
+        a: [M, K] fp8.
+        b: [N, K] fp8.
+        scale_a: of a.
+        scale_b: [N], of the rows of b.
+        bias: [N].
         scale: of the result.
     """
-    if triton is None or not x.is_cuda:
-        return plain_gelu(x, scale)
-    out = torch.empty_like(x, dtype=FP8)
-    _gelu_fp8[(triton.cdiv(x.numel(), 4096),)](x, out, x.numel(), 1 / scale, BLOCK=4096, num_warps=8)
+    if not a.is_cuda:
+        x = (a.float() @ b.float().mT) * (scale_a * scale_b) + bias.float()
+        return to_fp8(F.gelu(x, approximate="tanh"), scale)
+    import triton
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from vitkit.speed import triton_kernels
+
+    (M, K), N = a.shape, len(b)
+    out = torch.empty(M, N, device=a.device, dtype=FP8)
+    BM, BN, BK = (128, 256, 128) if M >= 4096 else (64, 64, 128)
+    at = TensorDescriptor.from_tensor
+    programs = torch.cuda.get_device_properties(a.device).multi_processor_count
+    triton_kernels.mlp_fp8[(min(programs, triton.cdiv(M, BM) * triton.cdiv(N, BN)),)](
+        at(a, [BM, BK]), at(b, [BN, BK]), at(out, [BM, BN]), bias, scale_b, scale_a, 1 / scale, M, N, K, BM=BM, BN=BN,
+        BK=BK, PROGRAMS=programs, GROUP=8, num_warps=8 if M >= 4096 else 4, num_stages=4)
     return out

@@ -11,12 +11,11 @@ Legend: B images, C channels, P patch side, N patches, T tokens, D width, h head
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.model.pixels import fit
-from vitkit.model.vit import Block, PatchEmbedding, ViT
+from vitkit.model.inputs import fit
+from vitkit.model.vit import Block, ViT
 
 
 def class_block(block: Block, z: Tensor) -> Tensor:
@@ -34,23 +33,12 @@ def class_block(block: Block, z: Tensor) -> Tensor:
     return block.residual2(block.mlp(block.norm2(z))) + z                                 # Eq. 3
 
 
-class PatchProduct(torch.nn.Module):
-    """The patch embedding of a model as one matrix product, with the model's own kernel and bias.
-
-    Args:
-        embedding: the model's PatchEmbedding.
-    """
-
-    def __init__(self, embedding: PatchEmbedding) -> None:
-        super().__init__()
-        self.c, self.projection = embedding.c, embedding.projection
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """[B, C, H, W] -> [B, N, D], and the grid."""
-        x, P = fit(x, self.c), self.c.patch_size
-        B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
-        flat = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5).reshape(B, rows * columns, C * P * P)
-        return F.linear(flat, self.projection.weight.flatten(1), self.projection.bias), (rows, columns)
+def patch_product(model: ViT, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """What the model's patch embedding gives, by one matrix product: [B, C, H, W] -> [B, N, D], and the grid."""
+    x, P, projection = fit(x, model.config), model.config.patch_size, model.patch_embedding.projection
+    B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
+    flat = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5).reshape(B, rows * columns, C * P * P)
+    return F.linear(flat, projection.weight.flatten(1), projection.bias), (rows, columns)
 
 
 def training_forward(model: ViT, x: Tensor) -> Tensor:
@@ -62,10 +50,8 @@ def training_forward(model: ViT, x: Tensor) -> Tensor:
     """
     if model.config.pool != "cls" or model.gradient_checkpointing:
         return model(x)
-    z = model.embed(x, PatchProduct(model.patch_embedding))
+    z = model.join(*patch_product(model, x))                                              # Eq. 1
     for block in model.blocks[:-1]:
         z = block(z)
     y = model.norm(class_block(model.blocks[-1], z)[:, 0])                                # Eq. 4
-    if model.pre_logits is not None:
-        y = torch.tanh(model.pre_logits(y))
-    return model.head(y)
+    return model.classify(y)

@@ -1,4 +1,4 @@
-"""Pixels that can be cut into patches: refused with a sentence, or padded where the config asks for it."""
+"""What a model is given: pixels that can be cut into patches, head masks that fit. The rest is refused by name."""
 
 from __future__ import annotations
 
@@ -33,3 +33,18 @@ def fit(x: Tensor, c: ViTConfig) -> Tensor:
                          f"got {H} x {W}. Resize to {max(H // P, 1) * P} x {max(W // P, 1) * P}, or create or "
                          f"load the model with pad_input=True.")
     return x
+
+
+def masks(head_mask: Tensor | None, c: ViTConfig) -> list[Tensor | None]:
+    """One row [h] of a head mask for each layer, or None for each.
+
+    Args:
+        head_mask: [h], the same for all layers, or [L, h].
+        c: the model's configuration.
+    """
+    L, h = c.num_hidden_layers, c.num_attention_heads
+    if head_mask is None:
+        return [None] * L
+    if tuple(head_mask.shape) not in ((h,), (L, h)):
+        raise InputError(f"Expected a head_mask of shape [{h}] or [{L}, {h}]; got {list(head_mask.shape)}.")
+    return list(head_mask.expand(L, h))

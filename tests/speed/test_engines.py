@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.serve.conftest import tiny
+from vitkit.errors import UnknownName, pick
+from vitkit.speed import ENGINES
+
+
+@pytest.mark.parametrize("name", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
+def test_an_engine_keeps_the_models_answers(name: str) -> None:
+    model, engine = tiny(), ENGINES[name]
+    forward = engine.build(model)
+    with torch.inference_mode():
+        for size in (1, 2, 5, 3):
+            x = torch.randn(size, 3, 32, 32)
+            expected = model(x)
+            assert (forward(x) - expected).abs().max() <= engine.tolerance * expected.abs().max()
+
+
+@pytest.mark.slow
+def test_compile_builds_no_graph_for_another_batch_size() -> None:
+    forward = ENGINES["compile"].build(tiny())
+    with torch.inference_mode():
+        for size in (1, 2):
+            forward(torch.randn(size, 3, 32, 32))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for size in (3, 8, 16):
+                forward(torch.randn(size, 3, 32, 32))
+
+
+def test_an_unknown_engine_is_told_with_the_others() -> None:
+    with pytest.raises(UnknownName, match="torch, compile"):
+        pick(ENGINES, "wrap", "engine")

@@ -1,0 +1,153 @@
+"""The fused engines compute what the plain model computes: their algebra is tested here without a CUDA device, where the
+kernels' plain versions run; the kernels themselves are compared with these on a device by benchmarks/cuda.py."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import vitkit
+from tests.model.test_vit import pixels, tiny
+from vitkit.errors import ConfigError, InputError
+from vitkit.speed.engines import ENGINES
+from vitkit.speed.fp8 import Fp8
+from vitkit.speed.fused import Fused
+from vitkit.speed.kernels import FP8, add_norm, mlp_fp8, to_fp8
+from vitkit.speed.training import training_forward
+
+KINDS = {
+    "paper": {},
+    "all extras": {"layer_scale": 0.5, "num_register_tokens": 2, "pre_logits": True},
+    "mean": {"pool": "mean"},
+    "mean then norm": {"pool": "mean", "norm_after_pool": True},
+    "no class token": {"pool": "mean", "class_token": False},
+    "no qkv bias, no head": {"qkv_bias": False, "num_classes": 0},
+    "pruned": {"pruned_heads": {0: [1], 1: [0, 2]}},
+    "tanh, gray": {"hidden_act": "gelu_tanh", "num_channels": 1},
+    "padded": {"pad_input": True, "image_size": 30},
+}
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("size", [(2, 32, 32), (3, 48, 40), (1, 24, 32)])
+def test_fused_equals_plain(changes, size) -> None:
+    model = tiny(**changes)
+    x = pixels(size[0], model.config.num_channels, *size[1:])
+    with torch.no_grad():
+        assert relative(Fused(model)(x), model(x)) < 5e-6
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_training_forward_equals_plain_with_gradients(changes) -> None:
+    model = tiny(**changes)
+    x = pixels(2, model.config.num_channels, 32, 32)
+    gradients = []
+    for forward in (lambda x: model(x), lambda x: training_forward(model, x)):
+        model.zero_grad()
+        logits = forward(x)
+        logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for mine, theirs in zip(gradients[1], gradients[0], strict=True):
+        assert relative(mine, theirs) < 1e-4
+
+
+def test_training_forward_has_dropout_and_depth() -> None:
+    model = tiny(hidden_dropout_prob=0.5, drop_path_rate=0.5).train()
+    x = pixels()
+    assert not torch.equal(training_forward(model, x), training_forward(model, x))
+
+
+@pytest.mark.parametrize("changes", [KINDS["paper"], KINDS["all extras"], KINDS["mean"]], ids=["paper", "extras", "mean"])
+@pytest.mark.parametrize("full", [0, None])
+def test_fp8_is_close(changes, full) -> None:
+    model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3, **changes)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x = pixels(4, 3, 32, 32)
+    with torch.no_grad():
+        plain, small = model(x), Fp8(model, full=full)(x)
+    assert 1e-5 < ((small - plain).norm() / plain.norm()).item() < ENGINES["fp8"].tolerance
+
+
+def test_fp8_refuses_odd_widths() -> None:
+    with pytest.raises(ConfigError, match=r"multiples of 16; this model has \[40, 120\]"):
+        Fp8(tiny(hidden_size=40))
+
+
+def test_scales_of_fp8_cannot_saturate() -> None:
+    """The bound holds for the worst input a LayerNorm can be given: all its weight in one place."""
+    model = tiny(hidden_size=64, intermediate_size=128)
+    engine = Fp8(model, full=0)
+    worst = torch.eye(64) * 1e4
+    for block, small in zip(model.blocks, engine.small, strict=True):
+        for norm, scale in ((block.norm1, small.scale1), (block.norm2, small.scale2)):
+            assert (norm(worst).abs() / scale).max() <= 448.5
+        assert (block.mlp.fc1(block.norm2(worst)).abs() / small.scale_h).max() <= 448.5
+
+
+def test_add_norm() -> None:
+    a, b, table = torch.randn(6, 32), torch.randn(6, 32), torch.randn(3, 32)
+    shift, weight, bias = torch.randn(32), torch.randn(32), torch.randn(32)
+    norm = nn.functional.layer_norm
+    total = torch.empty(6, 32)
+    assert torch.allclose(add_norm(a, b, shift, weight, bias, 1e-6, total=total),
+                          norm(a + b + shift, (32,), weight, bias, 1e-6), atol=1e-5)
+    assert torch.equal(total, a + b)
+    tabled = add_norm(a, table, shift, weight, bias, 1e-6)
+    assert torch.allclose(tabled, norm(a + table.repeat(2, 1) + shift, (32,), weight, bias, 1e-6), atol=1e-5)
+    small = add_norm(a, None, shift, weight, bias, 1e-6, scale=0.1)
+    assert small.dtype == FP8
+    assert torch.equal(small.float(), to_fp8(norm(a + shift, (32,), weight, bias, 1e-6), 0.1).float())
+
+
+def test_mlp_fp8() -> None:
+    a, b = to_fp8(torch.randn(5, 32), 0.01), to_fp8(torch.randn(48, 32), 0.01)
+    scales, bias = torch.rand(48) * 0.01, torch.randn(48)
+    result = mlp_fp8(a, b, 0.01, scales, bias, 0.05)
+    x = (a.double() @ b.double().T) * 0.01 * scales.double() + bias.double()
+    assert torch.equal(result.float(), to_fp8(nn.functional.gelu(x, approximate="tanh"), 0.05).float())
+
+
+def test_later_changes_of_the_model_do_not_reach_the_engine() -> None:
+    model, x = tiny(), pixels()
+    engine = Fused(model)
+    before = engine(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert torch.equal(engine(x), before)
+
+
+def test_bad_input_has_the_models_sentences() -> None:
+    engine = Fused(tiny())
+    with pytest.raises(InputError, match="patch size 8"):
+        engine(pixels(1, 3, 33, 32))
+    with pytest.raises(InputError, match="batch of 0"):
+        engine(torch.zeros(0, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["cuda-fused", "fp8"])
+def test_without_cuda_it_falls_back_and_says_so(name: str) -> None:
+    model, x = tiny(), pixels()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        forward = ENGINES[name].build(model)
+    assert "needs a CUDA device" in str(said[0].message)
+    with torch.no_grad():
+        assert relative(forward(x), model(x)) < 5e-6
+
+
+@pytest.mark.parametrize("name", ["vit-ti/16", "vit-s/32"])
+def test_published_shapes(name: str) -> None:
+    model = vitkit.create(name).eval()
+    nn.init.normal_(model.head.weight)
+    x = pixels(1, 3, 224, 224)
+    with torch.no_grad():
+        assert relative(Fused(model)(x), model(x)) < 5e-6

@@ -1,0 +1,50 @@
+"""The Triton kernels behind kernels.py, which says what they compute. Imported only where Triton is."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, inverse_scale,
+              HAS_B: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, ROWS: tl.constexpr,
+              WIDTH: tl.constexpr):
+    """See kernels.add_norm; one program takes ROWS rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = (row < rows) & (column < D)
+    x = tl.load(a + row * D + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_B:
+        x += tl.load(b + (row % rows_b) * D + column, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        tl.store(total + row * D + column, x.to(total.dtype.element_ty), mask=inside)
+    wide = column < D
+    x += tl.load(shift + column, mask=wide, other=0.0).to(tl.float32)
+    mean = tl.sum(tl.where(wide, x, 0.0), axis=1, keep_dims=True) / D
+    centred = tl.where(wide, x - mean, 0.0)
+    variance = tl.sum(centred * centred, axis=1, keep_dims=True) / D
+    y = centred * tl.rsqrt(variance + eps) * tl.load(weight + column, mask=wide, other=0.0).to(tl.float32)
+    y += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)
+    if TO_FP8:
+        y = tl.minimum(tl.maximum(y * inverse_scale, -448.0), 448.0)
+    tl.store(out + row * D + column, y.to(out.dtype.element_ty), mask=inside)
+
+@triton.jit
+def mlp_fp8(a_at, b_at, out_at, bias, scale_b, scale_a, inverse_scale, M, N, K,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr):
+    """See kernels.mlp_fp8; every program takes one tile after another."""
+    tall, wide, deep = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
+    for tile in tl.range(tl.program_id(0), tall * wide, PROGRAMS, flatten=True):
+        first = tile // (GROUP * wide) * GROUP          # tiles that share rows of `a` run side by side
+        size = tl.minimum(tall - first, GROUP)
+        m, n = first + tile % (GROUP * wide) % size, tile % (GROUP * wide) // size
+        total = tl.zeros((BM, BN), tl.float32)
+        for k in range(deep):
+            total = tl.dot(a_at.load([m * BM, k * BK]), b_at.load([n * BN, k * BK]).T, total)
+        column = n * BN + tl.arange(0, BN)
+        x = total * (scale_a * tl.load(scale_b + column, mask=column < N, other=0.0))[None, :]
+        x += tl.load(bias + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
+        x = x / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))       # GELU, tanh form
+        x = tl.minimum(tl.maximum(x * inverse_scale, -448.0), 448.0)
+        out_at.store([m * BM, n * BN], x.to(tl.float8e4nv))
