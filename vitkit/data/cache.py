@@ -43,7 +43,7 @@ class CachedSource(Source):
         about = json.loads((folder / "cache.json").read_text())
         self.bad: dict[str, str] = about["bad"]
         self.ready_for = InputSpec.from_dict(about["spec"]) if about["spec"] else None
-        self._index = np.load(folder / "index.npy", mmap_mode="r")
+        self._index = np.asarray(np.load(folder / "index.npy", mmap_mode="r"))
         self._map()
 
     def _map(self) -> None:

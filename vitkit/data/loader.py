@@ -9,6 +9,7 @@ and mixed by the process that iterates, on the device it names.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -113,8 +114,8 @@ class _Loader:
         self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
         self._work = _Work(source, spec, how, seed)
 
-    def _pieces(self, tasks: Callable[[], Iterable[list[Row]]], size: int) -> Iterator[tuple[Tensor, list[Bad]]]:
-        """Results of the tasks in their order; each task is cut into pieces and its results are joined again."""
+    def _pieces(self, tasks: Callable[[], Iterable[list[Row]]], size: int) -> Iterator[tuple[list[Tensor], list[Bad]]]:
+        """Results of the tasks in their order; each task is cut into pieces, and its bad rows are counted together."""
         cuts = (task[i:i + PIECE] for task in tasks() for i in range(0, len(task), PIECE))
         ahead = max(2, -(-self.prefetch * -(-size // PIECE) // max(self.workers, 1)))
         done = spread(self._work, cuts, self.workers, ahead=ahead, pin=self.device.type == "cuda")
@@ -125,7 +126,7 @@ class _Loader:
                 part, trouble = next(done)
                 parts.append(part)
                 bad += [(start + position, why) for position, why in trouble]
-            yield torch.cat(parts) if len(parts) > 1 else parts[0], bad
+            yield parts, bad
 
     def _skip(self, index: int, why: str) -> None:
         """Record an image that cannot be read, or raise where the run shall fail."""
@@ -215,12 +216,12 @@ class TrainLoader(_Loader):
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
-    def _replace(self, step: int, rows: list[Row], x: Tensor, bad: list[Bad]) -> tuple[list[Row], Tensor]:
+    def _replace(self, step: int, rows: list[Row], x: list[Tensor], bad: list[Bad]) -> tuple[list[Row], list[Tensor]]:
         """Put the next readable images of the order where bad ones were: batches keep their size."""
         if not bad:
             return rows, x
         plan, places = self.plan(step)
-        good = iter(x)
+        good = itertools.chain.from_iterable(x)
         why = dict(bad)
         images: list[Tensor] = []
         for position in range(len(rows)):
@@ -231,7 +232,7 @@ class TrainLoader(_Loader):
             place = step * self.batch_size + plan.order[places[position]]
             rows[position], image = self._next_readable(place)
             images.append(image)
-        return rows, torch.stack(images)
+        return rows, [torch.stack(images)]
 
     def _next_readable(self, place: int) -> tuple[Row, Tensor]:
         for ahead in range(1, 2 * len(self.source) + 1):
@@ -244,11 +245,11 @@ class TrainLoader(_Loader):
             self._skip(row[1], bad[0][1])
         raise DataError("No image of the data set can be read; run `vitkit doctor` on it.")
 
-    def _assemble(self, step: int, rows: list[Row], x: Tensor) -> Batch:
+    def _assemble(self, step: int, rows: list[Row], x: list[Tensor]) -> Batch:
         plan, places = self.plan(step)
         count = len(range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)])
         labels = self._labels(rows)
-        z = normalize(self._to_device(x), self.spec)
+        z = normalize([self._to_device(part) for part in x], self.spec)
         others, weight = labels[:count], 1.0
         out = z[:count]
         if plan.weight != 1.0:
@@ -299,6 +300,6 @@ class EvalLoader(_Loader):
                 continue
             labels = self._to_device(self._labels(kept))
             index = self._to_device(torch.tensor([i for _, i in kept], dtype=torch.int64))
-            yield Batch(normalize(self._to_device(x), self.spec), labels, index, labels,
+            yield Batch(normalize([self._to_device(part) for part in x], self.spec), labels, index, labels,
                         torch.ones(len(kept), device=self.device))
 

@@ -6,7 +6,9 @@ default processor does. Normalising is written as the three operations that ever
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -77,23 +79,25 @@ def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tens
     return normalize(pixels(image, spec, name)[None], spec)[0]
 
 
-def normalize(x: Tensor, spec: InputSpec) -> Tensor:
+def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
     """Bring pixels to 0..1, subtract the mean, divide by the standard deviation.
 
     Args:
-        x: [B, C, H, W] uint8, on any device.
+        x: [B, C, H, W] uint8, on any device; or several of them, which become one batch.
         spec: what the model expects.
 
     Returns:
         [B, C, H, W] float32.
     """
-    mean = torch.tensor(spec.mean, device=x.device)[:, None, None]
-    std = torch.tensor(spec.std, device=x.device)[:, None, None]
-    if x.device.type != "cpu":
-        return x.div(255).sub_(mean).div_(std)
-    out = torch.empty(x.shape, dtype=torch.float32)
-    for image, z in zip(x, out):      # one image at a time stays in the processor's cache
-        torch.div(image, 255, out=z).sub_(mean).div_(std)
+    parts = [x] if isinstance(x, Tensor) else list(x)
+    device = parts[0].device
+    mean = torch.tensor(spec.mean, device=device)[:, None, None]
+    std = torch.tensor(spec.std, device=device)[:, None, None]
+    if device.type != "cpu":
+        return torch.cat(parts).div(255).sub_(mean).div_(std)
+    out = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.float32)
+    for image, z in zip(itertools.chain.from_iterable(parts), out):
+        z.copy_(image).div_(255).sub_(mean).div_(std)      # one image at a time stays in the processor's cache
     return out
 
 

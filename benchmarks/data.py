@@ -1,0 +1,186 @@
+"""The data pipelines against timm's, torchvision's and Hugging Face's, on the same files, one core, taking turns.
+
+    python -m benchmarks.data FOLDER [--images 96] [--rounds 7]
+
+FOLDER is a folder of class folders of photos, about 500 px on the longer side (FoodVision Mini is). The 12-megapixel
+photos are made from them. Every pipeline starts from files and ends with a normalised float32 batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.timing import alternate, table
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")      # a pipeline is measured for each core
+
+import torch
+from PIL import Image
+
+from tests.peers import peer
+from vitkit.data import Augment, EvalLoader, TrainLoader, cached, open_source
+from vitkit.data.base import Source, Subset
+from vitkit.data.folder import Files
+from vitkit.model.config import InputSpec
+
+BATCH = 32
+SPEC = InputSpec(resize="crop", crop=0.9, interpolation="bicubic")
+CROPS = Augment()                          # RandomResizedCrop and flip
+JITTER = Augment(color_jitter=0.4)         # timm's default
+
+
+def turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Processor seconds of each contender in each round: what else the machine does counts little."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):      # the first round warms up
+        order = list(contenders)
+        for name in order[turn % len(order):] + order[:turn % len(order)]:
+            start = time.process_time()
+            contenders[name]()
+            if turn:
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def evaluation(source: Source, look: Callable[[torch.Tensor], object] = len) -> list[object]:
+    return [look(batch.pixels) for batch in EvalLoader(source, SPEC, batch_size=BATCH, workers=0)]
+
+
+def training(source: Source, how: Augment) -> None:
+    for batch in TrainLoader(source, SPEC, how, batch_size=min(BATCH, len(source)), workers=0).batches(
+            0, max(len(source) // BATCH, 1)):
+        len(batch)
+
+
+def theirs(files: list[Path], transform: Callable[[Image.Image], torch.Tensor],
+           look: Callable[[torch.Tensor], object] = len) -> list[object]:
+    found = []
+    for start in range(0, len(files), BATCH):
+        out = []
+        for path in files[start:start + BATCH]:
+            with open(path, "rb") as file:
+                out.append(transform(Image.open(file).convert("RGB")))
+        found.append(look(torch.stack(out)))
+    return found
+
+
+def digest(x: torch.Tensor) -> str:
+    return hashlib.sha256(x.numpy().tobytes()).hexdigest()
+
+
+def timm_transform(training: bool, jitter: float | None = None) -> Callable[[Image.Image], torch.Tensor]:
+    return peer("timm.data").create_transform(224, is_training=training, interpolation="bicubic", crop_pct=0.9,
+                                              mean=SPEC.mean, std=SPEC.std, color_jitter=jitter)
+
+
+def torchvision_transform() -> Callable[[Image.Image], torch.Tensor]:
+    t = peer("torchvision.transforms")
+    return t.Compose([t.RandomResizedCrop(224, interpolation=t.InterpolationMode.BICUBIC), t.RandomHorizontalFlip(),
+                      t.ToTensor(), t.Normalize(SPEC.mean, SPEC.std)])
+
+
+def large(files: list[Path], folder: Path, count: int) -> Files:
+    """Photos of 12 megapixels, made from smaller ones."""
+    for n, path in enumerate(files[:count]):
+        noise = Image.effect_noise((4000, 3000), 12).convert("RGB")
+        photo = Image.open(path).convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC)
+        Image.blend(photo, noise, 0.1).save(folder / f"{n:03d}.jpg", quality=90)
+    return Files(folder, [f"{n:03d}.jpg" for n in range(count)], [0] * count, ["photo"])
+
+
+def busy(source: Source, files: list[Path], rounds: int) -> None:
+    """Two worker processes: our loader against DataLoader with timm's data set."""
+    data = peer("torch.utils.data")
+
+    class Theirs(data.Dataset):
+        def __init__(self) -> None:
+            self.transform = timm_transform(True)
+
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, i: int) -> torch.Tensor:
+            with open(files[i], "rb") as file:
+                return self.transform(Image.open(file).convert("RGB"))
+
+    def ours() -> None:
+        loader = TrainLoader(source, SPEC, CROPS, batch_size=32, workers=2)
+        for _ in loader.batches(0, len(files) // 32 * 2):
+            pass
+
+    def peers() -> None:
+        for _ in range(2):
+            for _ in data.DataLoader(Theirs(), batch_size=32, num_workers=2, shuffle=True, drop_last=True):
+                pass
+
+    done = len(files) // 32 * 64
+    print(f"\n## Two workers, training, {done} images with their start, by the clock\n")
+    print(table(alternate({"vitkit": ours, "timm in DataLoader": peers}, rounds), "vitkit", done, "images/s"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    whole = open_source(args.folder)
+    source = Subset(whole, torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[:args.images].numpy())
+    files = [path for i in range(len(source)) if (path := source.place(i)) is not None]
+    n = len(files)
+    sizes = [Image.open(path).size for path in files]
+    print(f"{n} photos, mean {sum(w for w, _ in sizes) / n:.0f} x {sum(h for _, h in sizes) / n:.0f} px; "
+          f"{platform.machine()}, load {os.getloadavg()[0]:.1f}; images a second of processor time on one core.")
+
+    transform = timm_transform(False)
+    assert evaluation(source, digest) == theirs(files, transform, digest), "the pixels are not the same"
+    processor = peer("transformers.models.vit.image_processing_pil_vit").ViTImageProcessorPil()
+    print("\n## Evaluation (bicubic, crop 0.9), pixels identical to timm's\n")
+    print(table(turns({
+        "vitkit": lambda: evaluation(source),
+        "timm": lambda: theirs(files, transform),
+        "Hugging Face (Pillow, bilinear)": lambda: [
+            processor(Image.open(f).convert("RGB"), return_tensors="pt")["pixel_values"] for f in files],
+    }, args.rounds), "vitkit", n, "images/s"))
+
+    for title, how, jitter in (("RandomResizedCrop, flip", CROPS, None), ("with colour jitter 0.4", JITTER, 0.4)):
+        their_own = timm_transform(True, jitter)
+        contenders = {"vitkit": lambda how=how: training(source, how),
+                      "timm": lambda t=their_own: theirs(files, t)}
+        if jitter is None:
+            vision = torchvision_transform()
+            contenders["torchvision"] = lambda t=vision: theirs(files, t)
+        print(f"\n## Training: {title}\n")
+        print(table(turns(contenders, args.rounds), "vitkit", n, "images/s"))
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept, exact = cached(source, f"{folder}/whole"), cached(source, f"{folder}/exact", spec=SPEC)
+        small = cached(source, f"{folder}/small", short_side=256)
+        their_own = timm_transform(True)
+        print("\n## From the decoded cache, training (RandomResizedCrop, flip)\n")
+        print(table(turns({"vitkit, short side 256": lambda: training(small, CROPS),
+                           "vitkit, whole images": lambda: training(kept, CROPS),
+                           "timm": lambda: theirs(files, their_own)}, args.rounds),
+                    "vitkit, short side 256", n, "images/s"))
+        print("\n## From the decoded cache, evaluation\n")
+        assert evaluation(exact, digest) == theirs(files, transform, digest), "the pixels are not the same"
+        print(table(turns({"vitkit, cached": lambda: evaluation(exact), "timm": lambda: theirs(files, transform)},
+                          args.rounds), "vitkit, cached", n, "images/s"))
+        big = large(files, Path(folder), 6)
+        big_files = [big.place(i) for i in range(len(big))]
+        print("\n## Training at 12 megapixels (RandomResizedCrop, flip)\n")
+        print(table(turns({"vitkit": lambda: training(big, CROPS), "timm": lambda: theirs(big_files, their_own)},
+                          max(3, args.rounds // 2)), "vitkit", len(big), "images/s"))
+    busy(source, files, max(3, args.rounds // 2))
+
+
+if __name__ == "__main__":
+    main()
