@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ IMPOSTORS = {
 }
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a file, and the strings it carries.
 
     Args:
         path: a safetensors, PyTorch or NumPy file, or the JSON index of a sharded one.
+        only: names that are wanted from a safetensors file; all when not given.
 
     Returns:
         Tensors by name (mapped from the file where the format allows it), and safetensors' metadata.
@@ -55,8 +56,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise UnreadableFile(f"Could not open {path}: {error.strerror or error}.") from None
     if path.name.endswith(".index.json"):
-        return _read_shards(path)
-    return _reader(path, start)(path)
+        return _read_shards(path, only)
+    reader = _reader(path, start)
+    return _read_safetensors(path, only) if reader is _read_safetensors else reader(path)
 
 
 def _reader(path: Path, start: bytes) -> Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]:
@@ -73,16 +75,17 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], tuple[dict[str, Tensor
     raise UnreadableFile(f"{path} {what}; expected a .safetensors, .pth, .pt, .bin or .npz file of weights.")
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except Exception as error:
         raise UnreadableFile(f"{path} is no whole safetensors file ({_short(error)}); download or copy it "
                              f"again.") from None
 
 
-def _read_shards(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A sharded file: its index names the shard of every tensor."""
     try:
         places = json.loads(path.read_text())["weight_map"]
@@ -94,10 +97,9 @@ def _read_shards(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UnreadableFile(f"{path} names {outside[0]!r}, which is outside its own folder; that is not followed.")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        tensors |= read(path.parent / shard)[0]
-    if set(tensors) != set(places):
-        odd = sorted(set(tensors) ^ set(places))[0]
-        raise TensorMismatch(f"{path} and its shards disagree about tensor {odd!r}; download them again.")
+        tensors |= read(path.parent / shard, only)[0]
+    if odd := sorted(set(tensors) ^ {name for name in places if only is None or name in only}):
+        raise TensorMismatch(f"{path} and its shards disagree about tensor {odd[0]!r}; download them again.")
     return tensors, {}
 
 

@@ -111,6 +111,10 @@ def open_checkpoint(source: str | Path, *, dialect: str | None = None, revision:
     files, notes = find(source, revision), list[str]()
     tensors, metadata = containers.read(files.weights)
     count, row = len(tensors), row or recognise(tensors)
+    if (pieces := row.pieces(tensors)) and ".safetensors" in files.weights.suffixes:
+        # They are copied into our tensors. From a mapping of their own, which goes when they do, they are not in
+        # memory twice.
+        tensors |= containers.read(files.weights, pieces)[0]
     state, hints, unused = row.read(tensors)
     del tensors
     if odd := [name for name, tensor in state.items() if not tensor.is_floating_point()]:

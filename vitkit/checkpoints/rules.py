@@ -6,6 +6,7 @@ tensor is accounted for on both sides: what a file has and no rule takes is an e
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -132,14 +133,17 @@ class Dialect:
 
     def spelled(self, name: str) -> str:
         """A file's name of a tensor in the spelling of the table."""
-        for pattern, replacement in self.respell:
-            name = re.sub(pattern, replacement, name)
-        return name
+        return _respelled(self.respell, name)
 
     def recognises(self, names: Iterable[str]) -> bool:
         """Whether a file with these tensor names is of this dialect."""
         spelled = {self.spelled(name) for name in names}
         return spelled.issuperset(self.signature) and not self.unless(spelled)
+
+    def pieces(self, names: Iterable[str]) -> list[str]:
+        """Those of a file's tensors that are only a part of one of ours (q, k and v, where they are apart)."""
+        patterns = [_pattern(piece) for rule in self.rules if len(rule.theirs) > 1 for piece in rule.theirs]
+        return [name for name in names if any(pattern.fullmatch(self.spelled(name)) for pattern in patterns)]
 
     def in_file(self, ours: str) -> str:
         """Where a file of this dialect keeps one of our tensors, for messages."""
@@ -255,6 +259,14 @@ def _found(patterns: Mapping[str, str], name: str) -> str:
     return next((what for pattern, what in patterns.items() if re.search(pattern, name)), "")
 
 
+@functools.lru_cache(maxsize=8192)
+def _respelled(respell: tuple[tuple[str, str], ...], name: str) -> str:
+    for pattern, replacement in respell:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+@functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{i\}", r"(?P<i>\d+)"))
 
