@@ -23,6 +23,7 @@ def evaluate(
     split: Annotated[str | None, typer.Option("--split", help="Part of the data; test, else val, when not given.")]
         = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into a run.")] = True,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for evaluation.json and the CSV files; that of the "
                                                            "run when not given.")] = None,
     in_order: Annotated[bool, typer.Option("--in-order", help="The data's classes stand in the order of the model's "
@@ -58,6 +59,9 @@ def evaluate(
         else:
             show(found, worst)
             print(f"wrote {', '.join(map(str, written))}" if written else "(--out DIR writes all of it: JSON, CSV)")
+        if report and run and folder == run.path:
+            from vitkit.jobs.report import after
+            print(after(run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in found.outputs.skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
     engine.close()

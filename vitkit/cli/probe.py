@@ -40,6 +40,7 @@ def probe(
     folds: Annotated[int, typer.Option("--folds", help="Of the cross-validation.")] = 5,
     seed: Annotated[int, typer.Option("--seed", help="Of folds, orders and held-out parts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
     bad_images: BadImages = "fail",
     batch_size: BatchSize = 64,
     workers: Workers = None,
@@ -76,6 +77,9 @@ def probe(
                 "methods": [result.to_dict() for result in found.results]}, indent=1))
         else:
             show(found, data)
+        if report:
+            from vitkit.jobs.report import after
+            print(after(found.run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
     engine.close()

@@ -13,6 +13,7 @@ import typer
 def runs(
     folder: Annotated[Path, typer.Argument(help="Searched for runs, to any depth.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page that compares them.")] = None,
 ) -> None:
     """List the runs under a folder, with what they reached."""
     from vitkit.cli.text import print_table
@@ -28,6 +29,9 @@ def runs(
                   share(row.best), f"{row.seconds:,.0f}", row.created) for row in found])
     if not found:
         print(f"no runs in {folder}")
+    elif html is not None:
+        from vitkit.jobs.report import compare
+        print(f"wrote {compare(folder, html)}")
 
 
 def diff(

@@ -25,6 +25,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     image_size: Annotated[str | None, typer.Option("--image-size", help="Pixels: 384, or 384x512.")] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
     seed: Annotated[int | None, typer.Option("--seed", help="Decides everything random; 0.")] = None,
     val: Annotated[float | None, typer.Option(
         "--val", help="Share of train held out where there is no val folder; 0 trains on all.")] = None,
@@ -113,10 +114,10 @@ def train(
             plan = describe(ready)
             print(json.dumps(plan, indent=1)) if as_json else show_plan(plan)
         return
-    carry_out(ready)
+    carry_out(ready, report)
 
 
-def carry_out(ready: Any) -> None:
+def carry_out(ready: Any, report: bool = True) -> None:
     """Train what was prepared, and show it; Ctrl-C saves, says how to go on, and ends with exit code 130."""
     from vitkit.cli.watch import Watch
     from vitkit.jobs.train import start
@@ -140,6 +141,9 @@ def carry_out(ready: Any) -> None:
         best = f", best on validation {outcome.best:.2%}" if outcome.best is not None else ""
         print(f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. The run is {run.path}; it stands "
               f"wherever weights are taken:\n  vitkit eval {ready.info['data']['spec']} --from {run.path}")
+    if main and report:
+        from vitkit.jobs.report import after
+        print(after(run.path))
 
 
 def summary(info: dict[str, Any]) -> str:

@@ -96,7 +96,8 @@ def inline(figure: Figure, label: str) -> str:
     mark = re.sub(r"\W+", "-", label.lower())
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{mark}-", text)
     head, _, rest = text.partition(">")
-    head = re.sub(r' (?:width|height)="[^"]*pt"', "", head)
+    wide = float(re.search(r' width="([\d.]+)pt"', head)[1])  # type: ignore[index]
+    head = re.sub(r' (?:width|height)="[^"]*pt"', "", head) + f' style="max-width:{wide * 1.4:.0f}px"'
     words = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
     return f'{head} role="img" aria-label="{words}">{rest}'
 

@@ -246,8 +246,8 @@ def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[
     return result
 
 
-def figures(model: Any, source: Source | None) -> list[tuple[str, Markup]]:
-    """Every plot of the table that needs the model alone or many images: (title, drawing)."""
+def figures(model: Any, source: Source | None) -> list[tuple[str, Markup, bool]]:
+    """Every plot of the table that needs the model alone or many images: (title, drawing, whether it is a sheet)."""
     if model is None:
         return []
     result = []
@@ -259,5 +259,6 @@ def figures(model: Any, source: Source | None) -> list[tuple[str, Markup]]:
         if plot.needs == "image" or plot.slow or not plot.fits(model) or (plot.needs == "images" and not images):
             continue
         pixels = (x for image in images for x in batches(preprocess(image, model.input_spec)[None]))
-        result.append((plot.title, figure(plot.draw(plot.arrays(model, pixels, Ask())), plot.title)))
+        drawn = figure(plot.draw(plot.arrays(model, pixels, Ask())), plot.title)
+        result.append((plot.title, drawn, "image" in plot.axes))
     return result
