@@ -31,8 +31,10 @@ K = 1000
 
 
 def define_missing_operators() -> None:
-    """torchvision's Python files import beside a torch whose compiled operators they lack, once these are declared."""
-    if not hasattr(torch.ops.torchvision, "nms"):
+    """torchvision's Python files import beside a torch whose compiled operators they lack, once these are declared.
+
+    Beside a CUDA build its own operators load, and declaring them twice would end the process."""
+    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
         for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
                        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
             with contextlib.suppress(RuntimeError):

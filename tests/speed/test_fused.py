@@ -1,4 +1,4 @@
-"""The fused engines compute what the plain model computes: their algebra is tested here without a CUDA device, where the
+"""The fused engines compute what the plain model computes: their algebra is tested here, where no CUDA device is and the
 kernels' plain versions run; the kernels themselves are compared with these on a device by benchmarks/cuda.py."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_training_forward_has_dropout_and_depth() -> None:
     assert not torch.equal(training_forward(model, x), training_forward(model, x))
 
 
-@pytest.mark.parametrize("changes", [KINDS["paper"], KINDS["all extras"], KINDS["mean"]], ids=["paper", "extras", "mean"])
+@pytest.mark.parametrize("changes", [KINDS[name] for name in ("paper", "all extras", "mean")])
 @pytest.mark.parametrize("full", [0, None])
 def test_fp8_is_close(changes, full) -> None:
     model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3, **changes)
