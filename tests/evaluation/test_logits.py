@@ -117,12 +117,13 @@ def test_two_processes_count_as_one(tmp_path) -> None:
         # two processes fill one cache of features, each its part, and both know all of it
         filled = fill(model, pixels(9), FeatureCache(sys.argv[1]), batch_size=2, engine=engine, workers=0)
         assert (filled.computed, filled.reused) == (9, 0)
-        assert np.allclose(filled.read().features, embed(model, pixels(9), FeatureCache(sys.argv[2])).features, atol=1e-5)
+        alone = embed(model, pixels(9), FeatureCache(sys.argv[2]))
+        assert np.allclose(filled.read().features, alone.features, atol=1e-5)
         engine.close()
         print("done", engine.rank)
     """))
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-                           str(20000 + os.getpid() % 20000), str(script), str(tmp_path / "both"), str(tmp_path / "one")],
+                           str(20000 + os.getpid() % 20000), script, tmp_path / "both", tmp_path / "one"],
                           env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
                           capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
