@@ -129,3 +129,20 @@ def test_bytes_of_no_image_never_escape_as_another_error():
             broken[at] = int(rng.integers(0, 256))
         with contextlib.suppress(BadImage):
             decode(bytes(broken[:int(rng.integers(1, len(broken)))]), f"{n}.jpg")
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+@pytest.mark.parametrize("channels", ["rgb", "gray"])
+def test_a_region_of_a_turned_photo_is_a_region_of_the_upright_one(tag, channels, accelerator):
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = encoded(picture(3, (400, 304)), exif=exif.tobytes())
+    upright = to_channels(decode(data), channels, 3)
+    count = len(upright.getbands())
+    box = (16, 32, upright.width - 64, upright.height - 48)
+    expected = np.asarray(upright.crop(box)).reshape(box[3] - box[1], box[2] - box[0], count)
+    assert np.array_equal(region(data, "x", box, (200, 200), channels, count), expected)
+    half = region(data, "x", box, (100, 90), channels, count)
+    assert half.shape == (expected.shape[0] // 2, expected.shape[1] // 2, count)
+    reduced = expected.reshape(half.shape[0], 2, half.shape[1], 2, count).mean((1, 3))
+    assert np.abs(reduced - half).mean() < 4

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import Box, Raw, decode, header, region, upright_size
+from vitkit.data.decode import JPEGS, Box, Raw, decode, header, region, upright_size
 from vitkit.data.order import Array
 from vitkit.data.preprocess import pixels, planes, resize_tensor
 from vitkit.data.randaugment import rand_augment
@@ -90,7 +90,7 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
         x = pixels(decode(raw, name), spec, name)
     else:
         opened = header(raw, name) if isinstance(raw, bytes) else None
-        if opened is not None and opened.format != "JPEG":      # only a JPEG gains from being opened alone
+        if opened is not None and opened.format not in JPEGS:      # only a JPEG gains from being opened alone
             raw, opened = decode(raw, name), None
         box = random_box(*upright_size(opened or raw), how.scale, how.ratio, rng)
         cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.base import Source
-from vitkit.data.decode import Raw, decode, header, region, upright_size
+from vitkit.data.decode import JPEGS, Raw, decode, header, region, upright_size
 from vitkit.data.order import Array
 from vitkit.data.preprocess import pixels
 from vitkit.data.workers import default_workers, spread
@@ -167,7 +167,7 @@ def shrunk(raw: Raw, name: str, short_side: int | None) -> Array:
     image: Image.Image | None = None
     if short_side is not None and isinstance(raw, bytes):
         opened = header(raw, name)
-        if opened.format == "JPEG" and opened.mode == "RGB":      # at a fraction of its size where that is enough
+        if opened.format in JPEGS and opened.mode == "RGB":      # at a fraction of its size where that is enough
             width, height = upright_size(opened)
             at_least = (short_side, short_side)
             image = Image.fromarray(region(raw, name, (0, 0, width, height), at_least, "rgb", 3, opened))

@@ -15,7 +15,10 @@ never below the size that is wanted: `region`. Where simplejpeg is installed it 
 from __future__ import annotations
 
 import io
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,10 +38,28 @@ Box = tuple[int, int, int, int]         # left, top, right, bottom
 
 MAX_PIXELS = 178_956_970                # Pillow's own limit, above which it refuses to open a file
 ORIENTATION = 0x0112                    # the EXIF tag
+JPEGS = ("JPEG", "MPO")                 # MPO: a JPEG with a second picture behind it, as telephones write it
 READY = ("RGB", "L", "RGBA", "LA")      # the modes that `decode` returns
 TURNED = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
           5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
           8: Image.Transpose.ROTATE_90}
+
+
+# Upright (X, Y) -> (x, y) as stored, in an image that is stored as w x h; for each orientation.
+STORED: dict[int, Callable[[int, int, int, int], tuple[int, int]]] = {
+    1: lambda X, Y, w, h: (X, Y), 2: lambda X, Y, w, h: (w - X, Y), 3: lambda X, Y, w, h: (w - X, h - Y),
+    4: lambda X, Y, w, h: (X, h - Y), 5: lambda X, Y, w, h: (Y, X), 6: lambda X, Y, w, h: (Y, h - X),
+    7: lambda X, Y, w, h: (w - Y, h - X), 8: lambda X, Y, w, h: (w - Y, X),
+}
+_lock = threading.Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings from Pillow; they are global, so one thread at a time."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def reason(error: BaseException) -> str:
@@ -73,8 +94,7 @@ def header(raw: bytes, name: str) -> Image.Image:
     if not raw:
         raise bad(name, "the file is empty (0 bytes)")
     try:
-        with warnings.catch_warnings():       # Pillow's remarks on damaged metadata and on sizes below our limit
-            warnings.simplefilter("ignore")
+        with _quiet():      # sizes below our limit, damaged metadata
             image = Image.open(io.BytesIO(raw))
     except Exception as error:
         raise bad(name, reason(error)) from error
@@ -86,11 +106,10 @@ def header(raw: bytes, name: str) -> Image.Image:
 
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 when there is none or it is nonsense."""
-    if "exif" not in image.info and image.format == "JPEG":
+    if "exif" not in image.info and image.format in JPEGS:
         return 1
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             value = image.getexif().get(ORIENTATION, 1)
     except Exception:      # damaged metadata says nothing about the pixels
         return 1
@@ -130,9 +149,7 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
         return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
     image = header(raw, name) if isinstance(raw, bytes) else raw
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image.load()
+        image.load()
         turn = orientation(image)      # after load: a PNG's metadata may stand behind its pixels
         image = eight_bit(image, name)
         return image.transpose(TURNED[turn]) if turn != 1 else image
@@ -187,11 +204,13 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
         return raw[box[1]:box[3], box[0]:box[2]]
     if isinstance(raw, bytes):
         image = opened or header(raw, name)
-        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation(image) == 1
+        plain = image.format in JPEGS and image.mode in ("RGB", "L")
         left, top, right, bottom = box
         s = max((s for s in (8, 4, 2) if right - left >= s * size[1] and bottom - top >= s * size[0]), default=1)
         if plain and (s > 1 or (simplejpeg is not None and image.mode == "RGB")):
-            full = image.size
+            full, turn = image.size, orientation(image)
+            (x0, y0), (x1, y1) = (STORED[turn](X, Y, *full) for X, Y in (box[:2], box[2:]))
+            left, right, top, bottom = min(x0, x1), max(x0, x1), min(y0, y1), max(y0, y1)
             try:
                 pixels = _turbo(raw, image, s) if channels == "rgb" else None
                 if pixels is None:
@@ -202,17 +221,21 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
             now = (pixels.shape[1], pixels.shape[0]) if pixels is not None else image.size
             box = (left * now[0] // full[0], top * now[1] // full[1],
                    -(-right * now[0] // full[0]), -(-bottom * now[1] // full[1]))
-            if pixels is not None:
+            if pixels is not None and turn == 1:
                 return pixels[box[1]:box[3], box[0]:box[2]]
-            raw = image
-    cut = to_channels(decode(raw, name).crop(box), channels, count, name)
-    array = np.array(cut)
+            cut = Image.fromarray(pixels[box[1]:box[3], box[0]:box[2]]) if pixels is not None else image.crop(box)
+            return _array(to_channels(cut.transpose(TURNED[turn]) if turn != 1 else cut, channels, count, name))
+    return _array(to_channels(decode(raw, name).crop(box), channels, count, name))
+
+
+def _array(image: Image.Image) -> Array:
+    array = np.array(image)
     return array[:, :, None] if array.ndim == 2 else array
 
 
 def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
     """Decode a plain colour JPEG at 1/s of its size, or None where Pillow has to judge."""
-    if simplejpeg is None or image.format != "JPEG" or image.mode != "RGB":
+    if simplejpeg is None or image.format not in JPEGS or image.mode != "RGB":
         return None
     try:
         return simplejpeg.decode_jpeg(
@@ -229,7 +252,7 @@ def damage(raw: bytes, image: Image.Image) -> str | None:
         raw: the file's bytes.
         image: `header(raw, name)`.
     """
-    if simplejpeg is None or image.format != "JPEG" or image.mode != "RGB":
+    if simplejpeg is None or image.format not in JPEGS or image.mode != "RGB":
         return None
     try:
         simplejpeg.decode_jpeg(raw, "RGB", min_width=1, min_height=1, strict=True)
