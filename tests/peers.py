@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from vitkit import ViT, huggingface, paper
 from vitkit.checkpoints.dialects import DIALECTS, to_dialect
 
-try:
+if torch.version.cuda is None:
     _library = torch.library.Library("torchvision", "DEF")
     _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-except RuntimeError:     # a torchvision whose own operators did load
-    pass
 
 
 def peer(name: str) -> ModuleType:
