@@ -13,6 +13,7 @@ from tests.peers import peer
 from vitkit.checkpoints import load, save
 from vitkit.checkpoints.verify import BAR, compare
 from vitkit.errors import CannotExpress
+from vitkit.jobs.convert import photos
 
 NO_PEER = {"google": ("pre-logits", "pooler")}       # timm reads these files but drops the layer
 ROWS = [(dialect, label) for dialect in ("huggingface", "timm", "torchvision", "google", "dinov2", "dinov2-hf")
@@ -30,7 +31,7 @@ def test_the_library_gives_our_outputs(dialect: str, label: str, tmp_path: Path)
     numerics = NUMERICS.get(dialect, {"layer_norm_eps": 1e-6, "hidden_act": "gelu"})
     model = tiny.model(**{**tiny.MODELS[label], **numerics})
     save(model, tmp_path / tiny.destination(dialect), dialect)
-    rows = compare(tmp_path / tiny.destination(dialect), model)
+    rows = compare(tmp_path / tiny.destination(dialect), model, photos(model.config))
     assert [row.images for row in rows] == ["random", "photos"]
     assert max(row.difference for row in rows) <= BAR, rows
 

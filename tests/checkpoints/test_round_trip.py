@@ -51,7 +51,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         raise AssertionError(error) from error
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(config=configs(), seed=st.integers(0, 1000))
 def test_tensors_of_any_model_and_every_pair(config: ViTConfig, seed: int) -> None:
     model = tiny.model(seed, **{name: getattr(config, name) for name in ViTConfig.__dataclass_fields__})
@@ -71,7 +71,7 @@ def test_tensors_of_any_model_and_every_pair(config: ViTConfig, seed: int) -> No
         assert all(torch.equal(back[name], state[name]) for name in state), (source, target)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(config=configs(), data=st.data())
 def test_files_of_any_model(config: ViTConfig, data: st.DataObject) -> None:
     """Through real files the numerics, the preprocessing and the class names arrive too."""

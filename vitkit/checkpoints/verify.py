@@ -157,18 +157,10 @@ def peer(name: str) -> Any:
 _KEPT: list[Any] = []      # a library's definitions live as long as it does
 
 
-def pictures(config: ViTConfig) -> dict[str, Tensor]:
-    """Pixels to compare on: random ones, and two real photos (where scikit-learn is installed)."""
-    H, W = config.image_hw
-    found = {"random": torch.randn(2, config.num_channels, H, W, generator=torch.Generator().manual_seed(0))}
-    try:
-        from sklearn.datasets import load_sample_images
-    except ImportError:
-        return found
-    images = load_sample_images().images  # type: ignore[no-untyped-call]
-    photos = torch.stack([torch.tensor(image) for image in images]).permute(0, 3, 1, 2) / 255
-    photos = torch.nn.functional.interpolate(photos, size=(H, W), mode="bilinear", antialias=True)
-    return {**found, "photos": photos[:, torch.arange(config.num_channels) % 3] * 2 - 1}
+def noise(config: ViTConfig) -> Tensor:
+    """Two images of random pixels, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, config.num_channels, *config.image_hw, generator=generator)
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -177,12 +169,14 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 @torch.inference_mode()
-def compare(source: str | Path, model: ViT | None = None, **overrides: Any) -> list[Comparison]:
+def compare(source: str | Path, model: ViT | None = None, photos: Tensor | None = None,
+            **overrides: Any) -> list[Comparison]:
     """Compare a file as its own library runs it with how vitkit runs it.
 
     Args:
         source: what `load` takes.
         model: what the file is compared with; what vitkit loads from it when not given.
+        photos: real pixels to compare on beside random ones, [n, C, H, W] between -1 and 1.
         overrides: what `load` takes.
 
     Returns:
@@ -198,7 +192,9 @@ def compare(source: str | Path, model: ViT | None = None, **overrides: Any) -> l
     library, read = PEERS[checkpoint.dialect.name]
     theirs, ours = read(checkpoint), model or build(checkpoint, torch.float32)
     rows = []
-    for name, x in pictures(checkpoint.config).items():
+    for name, x in {"random": noise(checkpoint.config), "photos": photos}.items():
+        if x is None:
+            continue
         outputs = theirs(x).float()
         found = difference(ours(x), outputs)
         why = _explain(source, overrides, ours, x, outputs) if found > BAR else ""

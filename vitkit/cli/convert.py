@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vitkit.cli.inspect import numbers, size
-
-if TYPE_CHECKING:
-    from vitkit.checkpoints.verify import Comparison
 
 
 def convert(
@@ -29,7 +26,6 @@ def convert(
 ) -> None:
     """Convert a checkpoint from any dialect to any other, with proof."""
     from vitkit import checkpoints
-    from vitkit.errors import CannotExpress, CheckpointError
 
     overrides = {"dialect": dialect, "revision": revision, "num_classes": num_classes, "mean": numbers(mean, "--mean"),
                  "std": numbers(std, "--std"), "image_size": size(image_size),
@@ -38,23 +34,7 @@ def convert(
     print(f"wrote {destination} ({to}, {sum(p.numel() for p in model.parameters()):,} parameters)")
     if not verify:
         return
-    from vitkit.checkpoints import verify as proof
+    from vitkit.jobs.convert import prove
 
-    rows: list[Comparison] = []
-    for place, arguments in ((source, overrides), (destination, {})):
-        if place is source and num_classes is not None:
-            continue        # a new head has no original to compare with
-        print(f"{place} as its own library runs it, against vitkit:")
-        try:
-            found = proof.compare(place, model.float(), **arguments)
-        except (ImportError, CannotExpress) as error:
-            print(f"  not compared: {error}")
-            continue
-        for row in found:
-            print(f"  {row}")
-        if not found:
-            print("  nothing to compare with: the dialect has no library of its own")
-        rows += found
-    if any(not row.equal and not row.explanation for row in rows):
-        raise CheckpointError("The outputs differ from the original library's and no known property explains it; "
-                              "do not use the file that was written.")
+    for row in prove(model, source, destination, **overrides):
+        print(row if isinstance(row, str) else f"  {row}")
