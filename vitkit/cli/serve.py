@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
+from vitkit.cli.weights import Device, ImageSize, Mean, Std, Weights
+
 
 def serve(
-    source: Annotated[str, typer.Argument(help="Weights: a file, a run folder, or a hub id.")],
+    weights: Weights,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; this machine alone by default.")]
         = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port; 0 for any free one.")] = 8000,
     engine: Annotated[str, typer.Option("--engine", help="What runs the model: torch, compile, ...")] = "torch",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; the best one by default.")] = None,
+    device: Device = "auto",
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16; the file's own by default.")] = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Images through the model at once.")] = 16,
     max_delay: Annotated[float, typer.Option("--max-delay", help="Milliseconds a batch waits for late images.")] = 10.0,
     max_queue: Annotated[int, typer.Option("--max-queue", help="Images waiting; beyond it, 503.")] = 256,
@@ -33,6 +39,8 @@ def serve(
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="With --ray: copies of the model.")] = 1,
 ) -> None:
     """Serve a model: a page to drop photos on, and an HTTP API that batches, holds under load, and explains."""
+    from vitkit.cli.describe import image_size as pixels
+    from vitkit.cli.inspect import numbers
     from vitkit.serve.needs import need
 
     need("serve")
@@ -46,21 +54,24 @@ def serve(
     settings = Settings(max_batch=max_batch, max_delay=max_delay / 1000, max_queue=max_queue, max_files=max_files,
                         max_megabytes=max_megabytes, max_megapixels=max_megapixels, token=token, hosts=hosts,
                         embed_in=embed_in)
-    if not local:
-        print(f"vitkit: warning: everybody who can reach {host} can use this server"
-              + ("." if token else "; ask for a token with --token."), file=sys.stderr)
-    if ray:
-        from vitkit.serve.rayserve import run as run_on_ray
-        run_on_ray(source, settings, host=host, port=port, replicas=replicas, engine=engine, device=device, dtype=dtype)
-        return
-    bound = listen(host, port)
-    from vitkit.serve.app import create_app
-    from vitkit.serve.server import run
-    from vitkit.serve.service import load_service
+    how = {"engine": engine, "device": device, "dtype": dtype, "image_size": pixels(image_size),
+           "mean": numbers(mean, "--mean"), "std": numbers(std, "--std")}
+    with listen(host, port) if not ray else nullcontext() as bound:
+        if not local:
+            print(f"vitkit: warning: everybody who can reach {host} can use this server"
+                  + ("." if token else "; ask for a token with --token."), file=sys.stderr)
+        if bound is None:
+            from vitkit.serve.rayserve import run as run_on_ray
+            run_on_ray(weights, settings, host=host, port=port, replicas=replicas,
+                       **how | {"device": "cpu" if device == "auto" else device})
+            return
+        from vitkit.serve.app import create_app
+        from vitkit.serve.server import run
+        from vitkit.serve.service import load_service
 
-    service = load_service(source, settings, engine=engine, device=device, dtype=dtype)
-    service.warm()
-    name, number = bound.getsockname()[:2]
-    print(f"vitkit: {source} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
-          f"({service.device}, engine {engine}); Ctrl-C stops it.", flush=True)
-    run(create_app(service), bound, log_requests=log_requests)
+        service = load_service(weights, settings, **how)  # type: ignore[arg-type]
+        service.warm()
+        name, number = bound.getsockname()[:2]
+        print(f"vitkit: {weights} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
+              f"({service.device}, engine {engine}); Ctrl-C stops it.", flush=True)
+        run(create_app(service), bound, log_requests=log_requests)

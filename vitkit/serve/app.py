@@ -24,7 +24,6 @@ from vitkit.serve.service import Service
 from vitkit.serve.uploads import BODY, Upload, read_uploads
 
 
-
 class Top(BaseModel):
     """One class and its probability."""
 
@@ -111,6 +110,7 @@ def create_app(service: Service) -> Gate:
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
+                  redirect_slashes=False,
                   description=f"{service.source or 'A Vision Transformer'}: predictions, features, explanations.")
     _answer_errors(app, service)
     _api(app, service)

@@ -22,7 +22,7 @@ STATUS: dict[type[VitkitError], int] = {
 }
 OPEN = ("/healthz", "/readyz")              # answered without a token and whoever calls: for whoever keeps us running
 SECRET = ("/v1/", "/metrics", "/openapi.json")
-DISCARD = 64 * 2**20, 5.0                   # bytes and seconds of a refused body that are read away, to be heard
+DISCARD = 64 * 2**20, 5.0, 0.5              # bytes, seconds and silence to which a refused body is read, to be heard
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -159,11 +159,11 @@ class Visit:
 
     async def discard(self) -> None:
         """Read some of what a refused client still sends: one who is writing does not hear an answer."""
-        size, seconds = DISCARD
+        size, seconds, silence = DISCARD
         try:
             async with asyncio.timeout(seconds):
                 while self.more and size > 0:
-                    message = await self._receive()
+                    message = await asyncio.wait_for(self._receive(), silence)
                     size -= len(message.get("body", b"")) or 1
                     self.more = bool(message.get("more_body"))
         except TimeoutError:

@@ -43,8 +43,8 @@ class RayBatcher(Batcher[T, R]):
             self._closed = True
 
 
-def application(source: str, settings: Settings, *, replicas: int = 1, engine: str = "torch", device: str | None = None,
-                dtype: str | None = None) -> Any:
+def application(source: str, settings: Settings, *, replicas: int = 1, engine: str = "torch", device: str = "cpu",
+                dtype: str | None = None, **overrides: Any) -> Any:
     """A Ray Serve application: give it to `ray.serve.run`, or name it in a Serve config file.
 
     Args:
@@ -52,16 +52,17 @@ def application(source: str, settings: Settings, *, replicas: int = 1, engine: s
         settings: the limits of each replica.
         replicas: copies of the model.
         engine: a row of `speed.ENGINES`.
-        device: `cuda` gives every replica a GPU of its own; the CPU when not given.
+        device: `cuda` gives every replica a GPU of its own.
         dtype: type of the weights; the file's own when not given.
+        overrides: whatever else `vitkit.load` takes.
     """
     def build() -> Gate:
-        return create_app(load_service(source, settings, engine=engine, device=device or "cpu", dtype=dtype,
-                                       batcher=RayBatcher))
+        return create_app(load_service(source, settings, engine=engine, device=device, dtype=dtype,
+                                       batcher=RayBatcher, **overrides))
 
     @serve.deployment(name="vitkit", num_replicas=replicas, max_ongoing_requests=settings.max_requests,
                       max_queued_requests=settings.max_queue, graceful_shutdown_timeout_s=settings.answer_seconds,
-                      ray_actor_options={"num_cpus": 1, "num_gpus": int((device or "").startswith("cuda"))})
+                      ray_actor_options={"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))})
     @serve.ingress(build)
     class Replica:
         """One copy of the model behind the app."""
@@ -69,8 +70,7 @@ def application(source: str, settings: Settings, *, replicas: int = 1, engine: s
     return Replica.bind()                        # type: ignore[attr-defined]
 
 
-def run(source: str, settings: Settings, *, host: str, port: int, replicas: int, engine: str, device: str | None,
-        dtype: str | None) -> None:
+def run(source: str, settings: Settings, *, host: str, port: int, replicas: int, **how: Any) -> None:
     """Serve on the cluster that Ray finds (or a local one) until SIGTERM or Ctrl-C.
 
     Args:
@@ -79,12 +79,9 @@ def run(source: str, settings: Settings, *, host: str, port: int, replicas: int,
         host: address that the proxies listen on.
         port: their port.
         replicas: see `application`.
-        engine: see `application`.
-        device: see `application`.
-        dtype: see `application`.
+        how: see `application`.
     """
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.answer_seconds + 5})
     print(f"vitkit: {source} is served by {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
           f"Ctrl-C stops it.", flush=True)
-    serve.run(application(source, settings, replicas=replicas, engine=engine, device=device, dtype=dtype),
-              name="vitkit", blocking=True)
+    serve.run(application(source, settings, replicas=replicas, **how), name="vitkit", blocking=True)

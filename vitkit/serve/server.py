@@ -98,8 +98,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
     except (OSError, OverflowError) as error:
         raise ConfigError(f"Cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}). "
                           f"Choose another with --port or --host.") from None

@@ -184,23 +184,24 @@ def variant_of(model: ViT) -> str | None:
 
 def load_service(source: str | Path, settings: Settings | None = None, *, engine: str = "torch",
                  device: str | None = None, dtype: str | None = None,
-                 batcher: type[Batcher[Any, Any]] = Batcher) -> Service:
+                 batcher: type[Batcher[Any, Any]] = Batcher, **overrides: Any) -> Service:
     """Load weights and put them behind batchers.
 
     Args:
         source: whatever `vitkit.load` takes: a file, a run folder, a hub id.
         settings: the limits.
         engine: a row of `speed.ENGINES`.
-        device: `cpu`, `cuda`, ...; the first accelerator, else the CPU, when not given.
+        device: `cpu`, `cuda`, ...; None or `auto` for the accelerator of this machine, else the CPU.
         dtype: type of the weights; the file's own when not given.
         batcher: what gathers batches.
+        overrides: whatever else `vitkit.load` takes (`image_size`, `mean`, `std`, ...).
     """
     pick(ENGINES, engine, "engine")              # told before gigabytes are read
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, **overrides)
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
     try:
-        model = build(checkpoint, dtype, torch.device(device) if device else best_device())
+        model = build(checkpoint, dtype, torch.device(device) if device not in (None, "auto") else best_device())
     except (RuntimeError, AssertionError) as error:       # torch's words for a device that is not there
         raise ConfigError(f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
                           ) from None
