@@ -361,7 +361,8 @@ def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     if K <= 30:
-        axis.set_xticks(range(K), names, rotation=90 if K > 6 else 0, fontsize=8)
+        axis.set_xticks(range(K), names, fontsize=8,
+                        rotation=90 if K * max(map(len, names)) > 40 else 0)
         axis.set_yticks(range(K), names, fontsize=8)
         for (r, c), value in np.ndenumerate(counts):
             if value:

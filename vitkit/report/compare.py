@@ -12,6 +12,7 @@ from vitkit.report.render import figure, render
 from vitkit.training.run import RunFolder
 
 MOST_LINES = 8
+WORDS = ("recipe.source", "recipe.expect")     # about a recipe, not of it
 
 
 def comparison(runs: Sequence[RunFolder], rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -46,13 +47,13 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """(setting, its value in each run) of the settings in which the runs differ."""
+    """(setting, its value in each run) of the settings in which the runs that have it differ."""
     flat = [_flat({k: run.info.get(k) for k in ("recipe_name", "recipe", "settings", "model", "weights", "features",
                                                  "parameters", "processes", "device")}
                   | {"data": run.info.get("data", {}).get("spec")}) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     return [(key, [str(one.get(key, "–")) for one in flat]) for key in keys
-            if len({str(one.get(key)) for one in flat}) > 1]
+            if len({str(one[key]) for one in flat if key in one}) > 1 and key not in WORDS]
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -1,0 +1,173 @@
+"""The page of a run: what stands in it, what it does when things are missing, and that it is complete in itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from vitkit.cli import app
+from vitkit.errors import OutputError, UnreadableFile
+from vitkit.explain.plots import PLOTS
+from vitkit.jobs.report import after, compare, report
+from vitkit.report.render import duration
+from vitkit.report.run import command
+
+
+class Reader(HTMLParser):
+    """Text, sources of pictures, identifiers and links of a page; refuses tags that are not closed."""
+
+    VOID = {"meta", "link", "img", "br", "path", "use", "image", "rect"}
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words, self.sources, self.ids, self.links, self.open = "", [], [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.ids += [found["id"]] if "id" in found else []
+        self.sources += [found[key] for key in ("src", "xlink:href") if key in found]
+        self.links += [found["href"]] if tag == "a" else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+
+def test_everything_is_on_the_page(digits_page: Path, digits: Path) -> None:
+    assert digits_page == digits / "report.html"
+    page = Reader(digits_page.read_text(encoding="utf-8"))
+    for section in ("repeat", "data", "curves", "results", "wrong", "figures"):
+        assert section in page.ids, section
+        assert f"#{section}" in page.links
+    for words in ("Confusion matrix", "Reliability", "Learning rate", "Throughput", "training images", "macro F1",
+                  "the validation part", "Every class", "Most confused", "fingerprint"):
+        assert words in page.words, words
+    for plot in PLOTS.values():
+        assert (plot.title in page.words) == (plot.needs != "image"), plot.title
+    assert len(page.ids) == len(set(page.ids))
+    assert len([s for s in page.sources if s.startswith("data:image/")]) > 60
+
+
+def test_nothing_comes_from_elsewhere(digits_page: Path) -> None:
+    text = digits_page.read_text(encoding="utf-8")
+    page = Reader(text)
+    assert all(source.startswith(("data:", "#")) for source in page.sources)
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.findall(r"url\((?!#)", text)
+    assert "<script" not in text
+
+
+def test_numbers_are_those_of_the_evaluation(food: Path, photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(food, run)
+    (run / "report.html").unlink(missing_ok=True)
+    app(["eval", str(run), str(photos), "--workers", "0", "--no-report"], standalone_mode=False)
+    assert not (run / "report.html").exists()
+    app(["eval", str(run), str(photos), "--workers", "0"], standalone_mode=False)
+    found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    page = Reader((run / "report.html").read_text(encoding="utf-8"))
+    assert f"{found['top1']:.2%}" in page.words
+    assert f"{found['nll']:.4f}" in page.words
+    assert found["part"] in page.words
+    for row in found["worst"]:
+        assert row["image"] in page.words
+
+
+def test_names_are_escaped(food_page: Path) -> None:
+    text = food_page.read_text(encoding="utf-8")
+    assert "<b>red" not in text
+    assert '<b>red & "blue"' in Reader(text).words
+    assert "grün" in text
+
+
+def test_what_is_gone_is_said(food: Path, photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(food, run)
+    info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    info["data"]["spec"] = str(tmp_path / "nowhere")
+    (run / "run.json").write_text(json.dumps(info), encoding="utf-8")
+    for file in run.glob("*.safetensors"):
+        file.unlink()
+    page = Reader(report(run).read_text(encoding="utf-8"))
+    for words in ("The images are not where they were", "The weights cannot be read", "Nothing was evaluated"):
+        assert words in page.words
+    assert "figures" not in page.ids
+    assert "curves" in page.ids
+
+
+def test_a_torn_line_and_no_metrics_do_no_harm(food: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(food, run)
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"event": "tr')
+    for file in run.glob("*.safetensors"):        # without figures it is quick
+        file.unlink()
+    assert "curves" in Reader(report(run).read_text(encoding="utf-8")).ids
+    (run / "metrics.jsonl").unlink()
+    (run / "evaluation.json").write_text("[1", encoding="utf-8")
+    assert "curves" not in Reader(report(run, out=tmp_path / "x" / "other.html").read_text(encoding="utf-8")).ids
+    assert (tmp_path / "x" / "other.html").is_file()
+
+
+def test_a_probe(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vitkit import create, save
+
+    weights = tmp_path / "w.safetensors"
+    save(create("vit-ti/16", num_hidden_layers=1, num_classes=0, image_size=32, patch_size=8), weights)
+    app(["probe", str(photos), "--from", str(weights), "--out", str(tmp_path / "run"), "--workers", "0", "--cache",
+         str(tmp_path / "cache"), "--method", "ridge"], standalone_mode=False)
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in capsys.readouterr().out
+    page = Reader((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert "ridge" in page.words
+    assert "the val part" in page.words
+    assert "curves" not in page.ids
+
+
+def test_mistakes(tmp_path: Path, food: Path) -> None:
+    with pytest.raises(UnreadableFile, match=r"run\.json"):
+        report(tmp_path)
+    assert after(tmp_path).startswith("no report was written: Expected a run folder")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file"):
+        report(food, out=tmp_path / "file" / "report.html")
+    with pytest.raises(UnreadableFile, match="there are none"):
+        compare(tmp_path)
+
+
+def test_compare(digits_page: Path, food: Path, folder: Path, tmp_path: Path) -> None:
+    page = Reader(compare(folder).read_text(encoding="utf-8"))
+    assert "digits/report.html" in page.links
+    assert "Validation accuracy" in page.words
+    assert "recipe.batch_size" in page.words
+    assert "deep/food" in page.words
+    assert "recipe.decay" not in page.words        # the same in both
+    app(["runs", str(folder), "--html", str(tmp_path / "x.html")], standalone_mode=False)
+    assert (tmp_path / "x.html").is_file()
+
+
+def test_the_command_can_be_typed_again() -> None:
+    argv = ["/usr/bin/vitkit", "train", "my photos", "--out", "x"]
+    assert command({"environment": {"command": argv}}) == "vitkit train 'my photos' --out x"
+    assert command({"environment": {"command": ["script.py"]}}) == ""
+    assert command({}) == ""
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (None, 3.04, 600, 7300)] == ["–", "3.0 s", "10.0 min", "2.0 h"]
