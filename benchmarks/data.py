@@ -2,7 +2,7 @@
 
     python -m benchmarks.data FOLDER [--images 96] [--rounds 7]
 
-FOLDER is a folder of class folders of photos, about 500 px on the longer side (FoodVision Mini is). The 12-megapixel
+FOLDER holds train/<class>/ with photos of about 500 px on the longer side (FoodVision Mini does). The 12-megapixel
 photos are made from them. Every pipeline starts from files and ends with a normalised float32 batch.
 """
 
@@ -95,34 +95,31 @@ def large(files: list[Path], folder: Path, count: int) -> Files:
     return Files(folder, [f"{n:03d}.jpg" for n in range(count)], [0] * count, ["photo"])
 
 
-def busy(source: Source, files: list[Path], rounds: int) -> None:
-    """Two worker processes: our loader against DataLoader with timm's data set."""
-    data = peer("torch.utils.data")
-
-    class Theirs(data.Dataset):
-        def __init__(self) -> None:
-            self.transform = timm_transform(True)
-
-        def __len__(self) -> int:
-            return len(files)
-
-        def __getitem__(self, i: int) -> torch.Tensor:
-            with open(files[i], "rb") as file:
-                return self.transform(Image.open(file).convert("RGB"))
+def busy(folder: Path, rounds: int) -> None:
+    """Two worker processes, one pass over a folder: our loader against timm's and torchvision's."""
+    timm, data = peer("timm.data"), peer("torch.utils.data")
+    source, root = open_source(folder), folder / "train"
+    steps = len(source) // BATCH
 
     def ours() -> None:
-        loader = TrainLoader(source, SPEC, CROPS, batch_size=32, workers=2)
-        for _ in loader.batches(0, len(files) // 32 * 2):
-            pass
+        for batch in TrainLoader(source, SPEC, CROPS, batch_size=BATCH, workers=2).batches(0, steps):
+            len(batch)
 
-    def peers() -> None:
-        for _ in range(2):
-            for _ in data.DataLoader(Theirs(), batch_size=32, num_workers=2, shuffle=True, drop_last=True):
-                pass
+    def with_timm() -> None:
+        loader = timm.create_loader(timm.ImageDataset(str(root)), (3, 224, 224), BATCH, is_training=True, num_workers=2,
+                                    use_prefetcher=False, color_jitter=None, interpolation="bicubic", mean=SPEC.mean,
+                                    std=SPEC.std, pin_memory=False, persistent_workers=False)
+        for x, _ in loader:
+            len(x)
 
-    done = len(files) // 32 * 64
-    print(f"\n## Two workers, training, {done} images with their start, by the clock\n")
-    print(table(alternate({"vitkit": ours, "timm in DataLoader": peers}, rounds), "vitkit", done, "images/s"))
+    def with_torchvision() -> None:
+        images = peer("torchvision.datasets").ImageFolder(str(root), torchvision_transform())
+        for x, _ in data.DataLoader(images, BATCH, shuffle=True, num_workers=2, drop_last=True):
+            len(x)
+
+    print(f"\n## Two workers, {steps * BATCH} images with the start of the workers, by the clock\n")
+    print(table(alternate({"vitkit": ours, "timm": with_timm, "torchvision": with_torchvision}, rounds), "vitkit",
+                steps * BATCH, "images/s"))
 
 
 def main() -> None:
@@ -179,7 +176,7 @@ def main() -> None:
         print("\n## Training at 12 megapixels (RandomResizedCrop, flip)\n")
         print(table(turns({"vitkit": lambda: training(big, CROPS), "timm": lambda: theirs(big_files, their_own)},
                           max(3, args.rounds // 2)), "vitkit", len(big), "images/s"))
-    busy(source, files, max(3, args.rounds // 2))
+    busy(args.folder, max(3, args.rounds // 2))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.images import picture
 from tests.peers import peer
 from vitkit.data import decode, normalize, pixels, preprocess
 from vitkit.data.decode import to_channels
+from vitkit.data.preprocess import FILTERS, resized
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec
 
@@ -116,3 +119,18 @@ def test_normalize_is_a_function_of_the_batch_row():
 def test_conversion_leaves_a_fitting_image_alone():
     image = picture()
     assert to_channels(image, "rgb", 3) is image
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+       st.sampled_from(["RGB", "L", "RGBA"]), st.sampled_from([1.0, 0.9, 0.5]))
+@settings(deadline=None, max_examples=150)
+def test_any_size_is_one_resize_and_one_crop_of_pillow(width, height, interpolation, mode, crop):
+    count = len(Image.new(mode, (1, 1)).getbands())
+    spec = InputSpec(size=(32, 32), resize="crop", crop=crop, interpolation=interpolation, mean=(0.5,) * count,
+                     std=(0.5,) * count, channels="raw")
+    array = np.random.default_rng(width).integers(0, 256, (height, width, 4), dtype=np.uint8)
+    image = Image.fromarray(array).convert(mode)
+    w, h = resized(width, height, spec)
+    left, top = round((w - 32) / 2), round((h - 32) / 2)
+    expected = image.resize((w, h), FILTERS[interpolation]).crop((left, top, left + 32, top + 32))
+    assert np.array_equal(pixels(image, spec).permute(1, 2, 0).numpy(), np.atleast_3d(np.asarray(expected)))

@@ -61,11 +61,16 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
     if spec.backend == "tensor":
         x = resize_tensor(planes(np.array(image)), (height, width), spec.interpolation)
         return x[:, top:top + H, left:left + W]
+    if width > W and image.width >= image.height and image.mode in ("RGB", "L"):
+        # Of such an image Pillow resizes the width first. Done in two steps, with the same result, the columns that the
+        # crop drops are never resized in height.
+        image = image.resize((width, image.height), FILTERS[spec.interpolation]).crop((left, 0, left + W, image.height))
+        width, left = W, 0
     if image.size != (width, height):
         image = image.resize((width, height), FILTERS[spec.interpolation])
     if (width, height) != (W, H):
         image = image.crop((left, top, left + W, top + H))
-    return planes(np.array(image)).contiguous()
+    return torch.from_numpy(np.array(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), order="C"))
 
 
 def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
