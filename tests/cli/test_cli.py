@@ -61,8 +61,8 @@ def test_describe(tmp_path: Path) -> None:
         assert "336" in svg
 
 
-def test_demo(tmp_path: Path) -> None:
-    done = vitkit("demo", "--model", "vit-ti/16", "--out", "here", cwd=tmp_path)
+def test_walk(tmp_path: Path) -> None:
+    done = vitkit("walk", "--model", "vit-ti/16", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "random" in done.stdout
     for words in ("[1, 3, 224, 224]", "[1, 196, 768]", "[1, 197, 192]", "Eq. 4  [1, 192]"):
@@ -74,7 +74,7 @@ def test_demo(tmp_path: Path) -> None:
     (["describe", "vit-x/16"], ["Unknown variant 'vit-x/16'", "did you mean"]),
     (["describe", "vit-b/16", "--image-size", "225"], ["225", "multiple"]),
     (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
-    (["demo", "--model", "nothing"], ["Unknown variant"]),
+    (["walk", "--model", "nothing"], ["Unknown variant"]),
     (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
 ])
 def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:

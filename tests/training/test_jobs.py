@@ -362,3 +362,62 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     assert state is not None
     assert 10 <= int(state.stem.rpartition("-")[2]) < 3034
     assert (tmp_path / "r" / "last.safetensors").is_file()
+
+
+def test_training_needs_nothing_optional(tmp_path: Path) -> None:
+    """The accelerator's machine has torch, numpy, Pillow and safetensors: Fashion-MNIST's command runs there."""
+    import gzip
+    import struct
+
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 60), ("t10k", 20)):
+        images, labels = rng.integers(0, 255, (count, 28, 28)), np.arange(count) % 10
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
+    code = f"""
+import sys
+for name in ("typer", "rich", "matplotlib", "sklearn", "accelerate", "huggingface_hub", "jinja2", "tensorboard"):
+    sys.modules[name] = None
+sys.argv = ["fashion", "--data", {str(tmp_path)!r}, "--out", {str(tmp_path / "r")!r}, "--device", "cpu",
+            "--workers", "1", "--set", "steps=2", "warmup=0", "batch_size=8", "val=0.2", "config.num_hidden_layers=1", "mix.mixup=0.1"]
+from benchmarks.fashion import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "test, ema:" in done.stdout
+    assert "of 20" in done.stdout
+
+
+def test_trackers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb through accelerate, with a wandb that only listens."""
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType, SimpleNamespace
+    from typing import Any
+
+    heard: dict[str, Any] = {"rows": []}
+
+    class Run:
+        config = SimpleNamespace(update=lambda values, **how: heard.update(config=values))
+
+        def log(self, values: dict, step: int | None = None, **how: Any) -> None:
+            heard["rows"].append((step, values))
+
+        def finish(self) -> None:
+            heard["finished"] = True
+
+    fake: Any = ModuleType("wandb")
+    fake.__spec__ = ModuleSpec("wandb", None)
+    fake.init = lambda **how: heard.update(init=how) or Run()
+    fake.config = Run.config
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    run(tmp_path / "r", settings={"trackers": ("wandb",)})
+    assert heard["init"]["project"] == "vitkit"
+    assert heard["init"]["name"] == "r"
+    assert heard["finished"]
+    assert heard["config"]["lr"] == 1e-3
+    assert [step for step, values in heard["rows"] if "train/loss" in values] == [5, 10, 12]
+    assert {step for step, values in heard["rows"] if "val/top1" in values} == {4, 8, 12}

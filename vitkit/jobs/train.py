@@ -163,6 +163,7 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         watch: is told what happens, in the main process.
     """
     engine = ready.engine
+    engine.wait()           # until all have looked at the place: the next line fills it
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
     loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch)
     at = loop.resume()

@@ -145,6 +145,9 @@ class Loop:
         with _signals() as asked, _deterministic(settings.deterministic):
             if self.engine.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
+            if self.trackers is not None and self.trackers.missing:
+                self.watch({"event": "note", "text": "TensorBoard is not installed, so no events are written: "
+                                                     "pip install tensorboard"})
             try:
                 for step in range(start, self.total):
                     with clock.waiting():
@@ -239,11 +242,12 @@ class Loop:
 
     def _validate(self, step: int) -> None:
         """Measure the weights, and the average where there is one; remember the best."""
+        assert self.val is not None
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
             with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
-                outputs = logits_of(self.bare, self.val, batch_size=max(self.shares.micro, 64),  # type: ignore[arg-type]
-                                    workers=self.settings.workers, engine=self.engine,
+                outputs = logits_of(self.bare, self.val, batch_size=max(self.shares.micro, 64),
+                                    workers=0 if self.val.in_memory else self.settings.workers, engine=self.engine,
                                     bad_images=self.settings.bad_images)
             _, rank, _, truth = answers(outputs.logits, outputs.labels)
             top1 = float((rank == 0).mean())
