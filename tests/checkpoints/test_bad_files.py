@@ -249,6 +249,8 @@ def test_bad_shards(tmp_path: Path) -> None:
 def test_bad_json_beside(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
     for name, content, what in (("config.json", "{", "no JSON"), ("config.json", "[1]", "no JSON object"),
+                                ("config.json", '{"model_type": "dinov2", "hidden_size": {}}', "cannot be understood"),
+                                ("config.json", '{"architecture": "x", "pretrained_cfg": 3}', "cannot be understood"),
                                 ("preprocessor_config.json", '{"resample": 99}', "cannot be understood")):
         before = (tmp_path / "hf" / name).read_text()
         (tmp_path / "hf" / name).write_text(content)

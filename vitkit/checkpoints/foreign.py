@@ -34,9 +34,18 @@ def read_beside(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | Non
 
     Returns:
         Fields of ViTConfig, and fields of InputSpec.
+
+    Raises:
+        UnreadableFile: JSON of another kind.
+        CannotExpress: an architecture that the engine does not have.
     """
-    if "architecture" in config:
-        return _read_timm(config)
+    try:
+        return _read_timm(config) if "architecture" in config else _read_transformers(config, preprocessor)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UnreadableFile(f"config.json cannot be understood ({error!r}); correct or remove it.") from None
+
+
+def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None) -> tuple[Fields, Fields]:
     spec = read_preprocessor(preprocessor) if preprocessor is not None else {}
     if names := _labels(config.get("id2label")):
         spec["class_names"] = names

@@ -38,7 +38,8 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
     def get(file: str) -> Path | None:
         """The path of one file; None where the repository has none, or it cannot be known here."""
         try:
-            return Path(hf_hub_download(name, file, revision=revision))
+            # one unreachable file is enough: the client tries again and again for each
+            return Path(hf_hub_download(name, file, revision=revision, local_files_only=bool(unreachable)))
         except LocalEntryNotFoundError:          # offline, or no network: it may still exist
             unreachable.append(file)
         except EntryNotFoundError:

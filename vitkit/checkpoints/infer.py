@@ -67,7 +67,10 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(D, L, notes)
     if "image_size" not in stated:
         fields["image_size"] = _image_size(rows.shape[1], fields, given.get("image_size"), notes)
-    return ViTConfig(**fields)
+    try:
+        return ViTConfig(**fields)
+    except TypeError as error:
+        raise ConfigError(f"What stands beside the weights is no configuration ({error}).") from None
 
 
 def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:
