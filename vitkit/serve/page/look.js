@@ -223,12 +223,12 @@ export class Look {
     const from = this.shown, start = performance.now(), time = calm.matches ? 0 : 180;
     cancelAnimationFrame(this.frame);
     const step = (now) => {
-      const f = time ? Math.min(1, (now - start) / time) : 1;
+      const f = time ? Math.min(1, Math.max(0, (now - start) / time)) : 1;     // a frame may begin before it was asked for
       this.shown = target.map((v, i) => from[i] + f * (v - from[i]));
       this.draw();
       if (f < 1) this.frame = requestAnimationFrame(step);
     };
-    step(start + (time ? 1 : 0));
+    step(start);
   }
 
   // Where a patch is drawn: sizes in CSS pixels; `gap` is the space between two.
