@@ -382,7 +382,8 @@ import sys
 for name in ("typer", "rich", "matplotlib", "sklearn", "accelerate", "huggingface_hub", "jinja2", "tensorboard"):
     sys.modules[name] = None
 sys.argv = ["fashion", "--data", {str(tmp_path)!r}, "--out", {str(tmp_path / "r")!r}, "--device", "cpu",
-            "--workers", "1", "--set", "steps=2", "warmup=0", "batch_size=8", "val=0.2", "config.num_hidden_layers=1", "mix.mixup=0.1"]
+            "--workers", "1", "--set", "steps=2", "warmup=0", "batch_size=8", "val=0.2", "config.num_hidden_layers=1",
+            "mix.mixup=0.1"]
 from benchmarks.fashion import main
 main()
 """
