@@ -46,7 +46,7 @@ def evaluate(
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
     engine = Engine(device, precision)
-    model = common.load(weights, engine, mean, std, image_size)
+    model = common.predictor(weights, engine, mean, std, image_size)
     with common.counting("evaluating", len(source), show=engine.main) as tick:
         found = job.evaluate(model, source, weights=weights, data=data, part=part, same_order=in_order, engine=engine,
                              batch_size=batch_size, workers=workers, progress=tick,

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from vitkit.engine import Engine
+    from vitkit.model.predictor import Predictor
     from vitkit.model.vit import ViT
 
 Weights = Annotated[str, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")]
@@ -50,6 +51,24 @@ def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: 
                              "image_size": image_size(size)}
     model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
     return model.to(engine.device)
+
+
+def predictor(weights: str, engine: Engine, mean: str | None, std: str | None, size: str | None) -> Predictor:
+    """`load`, that also takes what `vitkit export` wrote.
+
+    Args:
+        weights: what `vitkit.load` takes, or an exported file.
+        engine: says the device.
+        mean: --mean.
+        std: --std.
+        size: --image-size.
+    """
+    from vitkit.cli.describe import image_size
+    from vitkit.cli.inspect import numbers
+    from vitkit.jobs.predictor import open_predictor
+
+    return open_predictor(weights, engine.device, image_size=image_size(size), mean=numbers(mean, "--mean"),
+                          std=numbers(std, "--std"))
 
 
 @contextmanager

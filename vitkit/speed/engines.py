@@ -70,10 +70,27 @@ def fused_fp8(model: ViT) -> Forward:
     return Fp8(model)
 
 
+def exported(to: str) -> Callable[[ViT], Forward]:
+    """Builder of a row that runs in another runtime, on the CPU.
+
+    Args:
+        to: a row of `exported.EXPORTS`.
+    """
+    def build(model: ViT) -> Forward:
+        from vitkit.speed.exported import through
+        return through(to, model)
+
+    return build
+
+
 ENGINES: dict[str, Engine] = {
     "torch": Engine(plain, 0.0, "plain PyTorch: starts at once"),
     "compile": Engine(compiled, 5e-6, "torch.compile: compiles for a minute when it starts, then runs faster"),
     "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, the last block for the class token alone; fp32"),
     "cuda-fused": Engine(on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs"),
     "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit floating-point matrix products; CUDA only"),
+    "onnx": Engine(exported("onnx"), 1e-5, "ONNX Runtime, fp32 on the CPU"),
+    "openvino": Engine(exported("openvino"), 1e-5, "OpenVINO, fp32 on the CPU"),
+    "openvino-int8": Engine(exported("openvino-int8"), 0.15, "OpenVINO, int8 on the CPU; export it with your images "
+                                                             "first, and serve the file"),
 }

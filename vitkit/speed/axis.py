@@ -1,0 +1,115 @@
+"""Resizing of E_pos as arithmetic: the matrix of one axis for a new size that is known only when a graph runs.
+
+`model.positions.RULES` asks torch's own filters, whose operators other runtimes compute differently (antialiasing, the
+cubic's coefficient, borders). Here the same matrices are made of comparisons and products, which all runtimes agree on.
+
+Legend: n old and m new cells of an axis; s [m, 1] where a new cell samples, counted in old cells; j [n] the old cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import pick
+
+Place = Callable[[Tensor, Tensor, int], Tensor]
+BORDER = 2          # cells beyond the border that a cubic reads
+
+
+def hat(x: Tensor) -> Tensor:
+    """Weight of linear interpolation at distance x."""
+    return (1 - x.abs()).clamp(min=0)
+
+
+def cubic(x: Tensor, a: float) -> Tensor:
+    """Keys's weight of cubic interpolation at distance x."""
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * a - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+def corners(i: Tensor, m: Tensor, n: int) -> Tensor:
+    """The first and the last cell of both sizes lie on each other (align_corners)."""
+    return i * (n - 1) / (m - 1).clamp(min=1)
+
+
+def centres(i: Tensor, m: Tensor, n: int) -> Tensor:
+    """The borders of both sizes lie on each other (half-pixel)."""
+    return (i + 0.5) * (n / m) - 0.5
+
+
+def shifted(i: Tensor, m: Tensor, n: int) -> Tensor:
+    """DINOv2's: as `centres`, for a size of m + 0.1."""
+    return (i + 0.5) * (n / (m + 0.1)) - 0.5
+
+
+def linear(place: Place) -> Callable[[int, Tensor], Tensor]:
+    """Linear interpolation; beyond the border stands the border.
+
+    Args:
+        place: where new cells sample.
+    """
+    def matrix(n: int, i: Tensor) -> Tensor:
+        s = place(i, count(i), n).clamp(0, n - 1)[:, None]
+        return hat(s - torch.arange(n, dtype=s.dtype))
+
+    return matrix
+
+
+def cubed(place: Place) -> Callable[[int, Tensor], Tensor]:
+    """Cubic interpolation (a = -0.75); weights that fall beyond the border count for the border.
+
+    Args:
+        place: where new cells sample.
+    """
+    def matrix(n: int, i: Tensor) -> Tensor:
+        s = place(i, count(i), n)[:, None]
+        wide = cubic(s - torch.arange(-BORDER, n + BORDER, dtype=s.dtype), -0.75)         # [m, n + 2 BORDER]
+        fold = torch.arange(-BORDER, n + BORDER).clamp(0, n - 1)[:, None] == torch.arange(n)
+        return wide @ fold.to(s.dtype)
+
+    return matrix
+
+
+def antialiased(n: int, i: Tensor) -> Tensor:
+    """Cubic filter (a = -0.5) as wide as a new cell, cut at the border and brought to sum 1."""
+    m = count(i)
+    s = centres(i, m, n)[:, None]
+    weights = cubic((torch.arange(n, dtype=s.dtype) - s) / (n / m).clamp(min=1), -0.5)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def count(i: Tensor) -> Tensor:
+    """m, as a number inside the graph, of i = 0 ... m - 1."""
+    return i[-1] + 1
+
+
+AXES: dict[str, Callable[[int, Tensor], Tensor]] = {       # the rows of model.positions.RULES
+    "google": linear(corners),
+    "timm-npz": linear(centres),
+    "timm": antialiased,
+    "huggingface": cubed(centres),
+    "torchvision": cubed(corners),
+    "dinov2": cubed(shifted),
+}
+
+
+def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str) -> Tensor:
+    """`model.positions.resize` for sizes that a graph knows only when it runs.
+
+    Args:
+        table: [1, rows, D]; rows before the patches are kept as they are.
+        old: (rows, columns) that the table was made for.
+        new: (rows, columns) that are wanted.
+        rule: a row of AXES.
+    """
+    matrix, patches = pick(AXES, rule, "position rule"), old[0] * old[1]
+    rows, columns = (matrix(n, torch.arange(m, dtype=torch.float32)) for n, m in zip(old, new, strict=True))
+    grid = table[0, -patches:].float().unflatten(0, old)                                  # [old0, old1, D]
+    grid = (rows @ grid.flatten(1)).unflatten(1, (old[1], -1))                            # [new0, old1, D]
+    grid = columns @ grid                                                                 # [new0, new1, D]
+    return torch.cat([table[:, :-patches], grid.flatten(0, 1)[None].to(table.dtype)], dim=1)

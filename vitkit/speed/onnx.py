@@ -1,0 +1,70 @@
+"""ONNX files: any batch size and any image size in one graph, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.errors import UnreadableFile
+from vitkit.speed.graph import Graph
+from vitkit.speed.library import library
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KEY = "vitkit"          # under which the file keeps its card
+
+
+def example(graph: Graph) -> tuple[tuple[Tensor], dict[str, dict[int, Any]]]:
+    """Pixels to trace a graph with, and which of their sides vary."""
+    P, auto = graph.config.patch_size, torch.export.Dim.DYNAMIC
+    least = 2 if graph.any_size else 1              # a side of one patch would be taken for a constant
+    x = torch.zeros(2, graph.config.num_channels, *(max(side, least) * P for side in graph.config.grid))
+    return (x,), {"x": {0: auto, 2: auto, 3: auto} if graph.any_size else {0: auto}}
+
+
+def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None:
+    """Write a graph as an ONNX file; weights over 2 GB go into a second file beside it.
+
+    Args:
+        graph: what to write, in fp32 on the CPU.
+        path: the file.
+        card: what the file says of itself.
+        pixels: not used: nothing is calibrated.
+    """
+    for name in ("onnx", "onnxscript"):
+        library(name)
+    args, sides = example(graph)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")             # the exporter's own, about torch
+        program: Any = torch.onnx.export(graph.eval(), args, dynamo=True, dynamic_shapes=sides, verbose=False,
+                                         input_names=["pixels"], output_names=["logits"])
+    program.model.metadata_props[KEY] = card
+    program.save(str(path))
+
+
+def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
+    """The card of an ONNX file, and a function that runs it.
+
+    Args:
+        path: the file.
+    """
+    runtime = library("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:      # the runtime's errors have no common class
+        raise UnreadableFile(f"{path} is no ONNX file that ONNX Runtime can open "
+                             f"({str(error).splitlines()[0][:200]}).") from None
+    names = [one.name for one in session.get_inputs()]
+
+    def run(x: Array) -> Array:
+        return np.asarray(session.run(None, {names[0]: x})[0])
+
+    return session.get_modelmeta().custom_metadata_map.get(KEY), run

@@ -1,0 +1,114 @@
+"""OpenVINO files, in fp32 and in int8: the fastest way on Intel and AMD CPUs.
+
+int8 is post-training quantization by NNCF: weights and what goes into matrix products are rounded to 8 bits, with
+ranges measured on the user's images. NNCF is told that this is a transformer, so that LayerNorms' outputs and the
+attention get ranges of their own kind; without that the result is useless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.errors import DataError, UnreadableFile
+from vitkit.speed.graph import Graph
+from vitkit.speed.library import check_instructions, library
+from vitkit.speed.onnx import KEY, Array, example
+
+KEPT = 4            # image sizes that stay compiled
+
+
+def converted(graph: Graph) -> Any:
+    """A graph as OpenVINO's model.
+
+    Args:
+        graph: in fp32 on the CPU.
+    """
+    openvino = library("openvino")
+    args, sides = example(graph)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")             # the exporter's own, about torch
+        program = torch.export.export(graph.eval(), args, dynamic_shapes=sides)
+        model = openvino.convert_model(program)
+    free = [-1, -1] if graph.any_size else list(args[0].shape[2:])
+    model.reshape([-1, graph.config.num_channels, *free])
+    return model
+
+
+def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None:
+    """Write a graph in fp32.
+
+    Args:
+        graph: what to write, in fp32 on the CPU.
+        path: the .xml file; weights go into the .bin beside it.
+        card: what the file says of itself.
+        pixels: not used: nothing is calibrated.
+    """
+    save(converted(graph), path, card)
+
+
+def write_int8(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None:
+    """Write a graph in int8.
+
+    Args:
+        graph: what to write, in fp32 on the CPU.
+        path: the .xml file; weights go into the .bin beside it.
+        card: what the file says of itself.
+        pixels: batches of the user's images; all are used.
+    """
+    images = [one[None].numpy() for batch in pixels for one in batch.float().cpu()]
+    if not images:
+        raise DataError("int8 is calibrated on your images, and there are none; give --images DATA.")
+    check_instructions()
+    nncf = library("nncf")
+    nncf.set_log_level(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):      # NNCF's bars
+        warnings.simplefilter("ignore")
+        model = nncf.quantize(converted(graph), nncf.Dataset(images), subset_size=len(images),
+                              model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED)
+    save(model, path, card)
+
+
+def save(model: Any, path: Path, card: str) -> None:
+    """Write OpenVINO's model with its card."""
+    model.set_rt_info(card, [KEY])
+    library("openvino").save_model(model, str(path), compress_to_fp16=False)
+
+
+def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
+    """The card of an OpenVINO file, and a function that runs it; every image size is compiled when it first comes.
+
+    Args:
+        path: the .xml file.
+    """
+    check_instructions()
+    core = library("openvino").Core()
+    try:
+        model = core.read_model(str(path))
+    except RuntimeError as error:
+        raise UnreadableFile(f"{path} is no OpenVINO file with its .bin beside it "
+                             f"({str(error).splitlines()[0][:200]}).") from None
+    how = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY",
+           "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    ready: dict[tuple[int, ...], Any] = {}
+
+    def run(x: Array) -> Array:
+        if x.shape[1:] not in ready:
+            if len(ready) == KEPT:
+                ready.pop(next(iter(ready)))
+            fixed = model.clone()
+            fixed.reshape([-1, *x.shape[1:]])
+            ready[x.shape[1:]] = core.compile_model(fixed, "CPU", how)
+        return np.array(ready[x.shape[1:]](x)[0])
+
+    card = model.get_rt_info([KEY]).astype(str) if model.has_rt_info([KEY]) else None
+    return card, run
