@@ -3,8 +3,8 @@
     python -m benchmarks.foodvision --data pizza_steak_sushi --weights vit_tiny_patch16_224....pth [--seeds 0 1 2]
     python -m benchmarks.foodvision --data pizza_steak_sushi            # from scratch only
 
-Trains on all of train (--val 0) and measures the last weights: nothing is chosen by the test part. `--hold-out` measures
-on a fifth of train instead and leaves the test part alone: that is how the recipes were chosen.
+Trains on all of train (--val 0) and measures the last weights: nothing is chosen by the test part. `--hold-out`
+measures on a fifth of train instead and leaves the test part alone: that is how the recipes were chosen.
 """
 
 from __future__ import annotations
