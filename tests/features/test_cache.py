@@ -186,6 +186,11 @@ def test_bad_images(folder, cache) -> None:
     filled = fill(tiny(), source, cache, workers=0, bad_images="skip")
     assert [name for name, _ in filled.skipped] == ["red/0.png"]
     assert len(filled.read().names) == 11
+    (folder / "red" / "00.png").write_bytes(b"no image")         # the same bytes again: named as well
+    filled = fill(tiny(), open_source(folder, "all"), cache, workers=0, bad_images="skip")
+    assert [name for name, _ in filled.skipped] == ["red/0.png", "red/00.png"]
+    assert len(filled.read().names) == 11
+    (folder / "red" / "00.png").unlink()
     (folder / "red" / "1.png").unlink()
     filled = fill(tiny(), source, cache, workers=0, bad_images="skip")
     assert sorted(name for name, _ in filled.skipped) == ["red/0.png", "red/1.png"]

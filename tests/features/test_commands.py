@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import vitkit
 from tests.features.samples import COLOURS, photos, saved
 from vitkit.cli import app
-from vitkit.errors import ConfigError, DataError, OutputError, VitkitError
+from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.jobs.evaluate import part_of, run_of
 from vitkit.training.run import RunFolder
 
@@ -209,8 +209,9 @@ def test_probe_refuses_in_one_sentence(place, tmp_path) -> None:
 
 def test_a_headless_backbone_can_be_probed_but_not_evaluated(place, tmp_path) -> None:
     saved(tmp_path, num_classes=0)
-    with pytest.raises(DataError, match="vitkit probe"):
-        call("eval", tmp_path / "tiny.safetensors", place / "photos", "--workers", 0)
+    for command, what in (("eval", "."), ("predict", "test/red/0.png")):
+        with pytest.raises(InputError, match=r"no head.*vitkit probe"):
+            call(command, tmp_path / "tiny.safetensors", place / "photos" / what, "--workers", 0)
     call("probe", place / "photos", "--from", tmp_path / "tiny.safetensors", "--out", tmp_path / "run", "--cache",
          place / "cache", "--workers", 0, "--features", "mean")
     assert vitkit.load(tmp_path / "run").config.pool == "mean"

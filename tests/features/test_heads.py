@@ -58,22 +58,27 @@ def test_few_shot_protocol() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 500])
-def test_neighbours_are_those_of_scikit_learn(k) -> None:
+def test_neighbours_are_those_of_scikit_learn(k, monkeypatch) -> None:
     X, y = clusters(300, 24, 5, spread=2)
     Xt, _ = clusters(90, 24, 5, seed=1, spread=2)
     theirs = KNeighborsClassifier(min(k, 300), metric="cosine", algorithm="brute",
                                   weights=lambda d: np.exp(-d / T)).fit(X.astype(float), y)
-    mine = Neighbours(X, y, 5).votes(Xt, (k,))[k]
+    monkeypatch.setattr("vitkit.features.knn.NUMBERS", 300 * 7)      # seven queries at once
+    mine = Neighbours(X.astype(float), y, 5).votes(Xt.astype(float), (k,))[k]
     assert np.allclose(mine, theirs.predict_proba(Xt.astype(float)), atol=1e-9)
-    assert (mine.argmax(1) == theirs.predict(Xt.astype(float))).all()
+    single = Neighbours(X, y, 5).votes(Xt, (3, k))[k]               # float32, as features come
+    assert np.allclose(single, mine, atol=1e-4)
+    assert (single.argmax(1) == theirs.predict(Xt.astype(float))).all()
 
 
 def test_no_image_votes_on_itself() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 8)), rng.integers(0, 2, 60)     # labels that mean nothing
-    bank = Neighbours(X, y, 2)
+    bank, own = Neighbours(X, y, 2), np.arange(60)
     assert (bank.votes(X, (1,))[1].argmax(1) == y).all()
-    assert (bank.votes(X, (1,), leave_out=True)[1].argmax(1) == y).mean() < 0.8
+    assert (bank.votes(X, (1,), own=own)[1].argmax(1) == y).mean() < 0.8
+    some = np.array([7, 3, 40])
+    assert np.allclose(bank.votes(X[some], (5,), own=some)[5], bank.votes(X, (5,), own=own)[5][some])
     assert bank.best_k() in KS
 
 

@@ -40,7 +40,7 @@ def predict(
     from vitkit.evaluation.predict import Images, predictions
 
     source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
-    model = common.load(weights, Engine(device), mean, std, image_size)
+    model = common.predictor(weights, Engine(device), mean, std, image_size)
     skipped: list[tuple[str, str]] = []
 
     def on_bad(name: str, why: str) -> None:
@@ -50,7 +50,8 @@ def predict(
     kept: list[dict[str, object]] = []
     lines = csv.writer(sys.stdout, lineterminator="\n")
     few = len(source) <= batch_size         # so few need neither worker processes nor a bar
-    with common.counting("predicting", len(source), show=not few) as tick:
+    watched = sys.stdout.isatty() and not as_json       # lines that are seen as they come need no bar
+    with common.counting("predicting", len(source), show=not few and not watched) as tick:
         if as_csv:
             lines.writerow(("image", "rank", "class", "index", "probability"))
         for found in predictions(model, source, top=top, batch_size=batch_size, bad_images="skip", on_bad=on_bad,

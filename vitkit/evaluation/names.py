@@ -7,7 +7,11 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 
+import torch
+
+from vitkit.errors import InputError
 from vitkit.model.config import InputSpec
+from vitkit.model.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,23 @@ def class_names(spec: InputSpec, K: int) -> tuple[str, ...]:
     if spec.class_names:
         return spec.class_names
     return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))
+
+
+def outputs_of(predictor: Predictor) -> int:
+    """K: from the class names, the configuration, or one blank image.
+
+    Args:
+        predictor: a ViT, or whatever else predicts.
+
+    Raises:
+        InputError: weights without a head.
+    """
+    spec, config = predictor.input_spec, getattr(predictor, "config", None)
+    if config is not None and not config.num_classes:
+        raise InputError("These weights have no head, so that they predict nothing; give them one with `vitkit probe "
+                         "DATA --from WEIGHTS`.")
+    if spec.class_names:
+        return len(spec.class_names)
+    if config is not None:
+        return int(config.num_classes)
+    return int(predictor(torch.zeros(1, len(spec.mean), *spec.size)).shape[1])

@@ -19,7 +19,7 @@ from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.names import natural
 from vitkit.errors import BadImage, DataError, InputError
 from vitkit.evaluation.logits import Array, stream
-from vitkit.evaluation.names import class_names
+from vitkit.evaluation.names import class_names, outputs_of
 from vitkit.model.predictor import Predictor, device_of
 
 Given = str | Path | bytes | Image.Image | Array        # one image, or (a string or path) a folder or a pattern
@@ -165,11 +165,11 @@ def predictions(model: Predictor, images: Given | Iterable[Given] | Images, *, t
     """
     if top < 1:
         raise InputError(f"top must be at least 1; got {top}.")
+    names = class_names(model.input_spec, outputs_of(model))
     source = images if isinstance(images, Images) else Images(images)
     loader = EvalLoader(source, model.input_spec, batch_size=batch_size, workers=workers, device=device_of(model),
                         bad_images=bad_images, on_bad=on_bad)
     for logits, index in stream(model, loader):
-        names = class_names(model.input_spec, logits.shape[1])
         for p, i in zip(softmax(logits), index):
             best = np.argsort(-p, kind="stable")[:top]
             yield Prediction(source.names[int(i)], tuple(Guess(names[k], int(k), float(p[k])) for k in best))

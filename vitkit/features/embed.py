@@ -121,31 +121,18 @@ def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | Non
         bad_images: `fail` raises BadImage; `skip` leaves the image out and names it.
     """
     start = time.perf_counter()
-    choice = choose(features, model.config)
-    precision = engine.precision if engine else "fp32"
-    space = cache.space(space_of(model, choice, precision))
-    rank, ranks = (engine.rank, engine.ranks) if engine else (0, 1)
-    report = progress or (lambda count: None)
-    mine = range(len(source))[share(len(source), rank, ranks)]
-    skipped: dict[str, str] = {}
-    error: VitkitError | None = None
-    digests = np.zeros((len(mine), 32), np.uint8)
-    for row, i in enumerate(mine):
-        try:
-            digests[row] = digest(source.raw(i))
-        except BadImage as bad:
-            error = bad if bad_images == "fail" else error
-            skipped[source.names[i]] = str(bad)
-    digests, skipped = _join(engine, digests, skipped, error)
+    choice, report = choose(features, model.config), progress or (lambda count: None)
+    space = cache.space(space_of(model, choice, engine.precision if engine else "fp32"))
+    digests, skipped = _hash(source, engine, bad_images)
     missing = (engine.on_main if engine else _call)(lambda: _missing(cache, space, digests, choice.width))
     report(len(source) - len(missing))
-
-    cache.close()           # before workers are forked
-    try:
-        if len(missing):
-            loader = EvalLoader(Subset(_Hashed(source, digests), missing), model.input_spec, batch_size=batch_size,
-                                workers=workers, rank=rank, ranks=ranks, bad_images=bad_images,
-                                device=engine.device if engine else device_of(model))
+    cache.close()               # before workers are forked
+    if len(missing):
+        loader = EvalLoader(Subset(_Hashed(source, digests), missing), model.input_spec, batch_size=batch_size,
+                            workers=workers, rank=engine.rank if engine else 0, ranks=engine.ranks if engine else 1,
+                            device=engine.device if engine else device_of(model), bad_images=bad_images)
+        error: VitkitError | None = None
+        try:
             for batch in loader:
                 with evaluating(model), engine.autocast() if engine else nullcontext():
                     rows = choice.of(model, batch.pixels).float().cpu().numpy()
@@ -154,18 +141,22 @@ def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | Non
                     raise InputError(f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or "
                                      f"infinity. Use --precision fp32, or other weights.")
                 cache.write(space, digests[places], rows)
-                report(len(places) * ranks)
-            skipped |= loader.skipped
-    except VitkitError as found:
-        error = found
-    _, skipped = _join(engine, np.zeros((0, 32), np.uint8), skipped, error)
-    names = set(skipped)
-    unreadable = {digests[i].tobytes() for i in missing if source.names[int(i)] in names} if names else set()
-    readable = np.array([any(d) and d.tobytes() not in unreadable for d in digests], bool)
+                report(len(places) * loader.ranks)
+        except VitkitError as found:
+            error = found
+        skipped |= _join(engine, digests[:0], loader.skipped, error)[1]
+    readable: Array = np.asarray(digests.any(1))
+    if skipped:                 # whatever has the bytes of an image that could not be decoded cannot be either
+        why = {digests[i].tobytes(): skipped[name] for i in missing if (name := source.names[int(i)]) in skipped}
+        for place in np.flatnonzero(readable):
+            if (reason := why.get(digests[place].tobytes())) is not None:
+                readable[place] = False
+                skipped.setdefault(source.names[int(place)], reason)
     if not readable.any():
         raise DataError(f"No image of the data set can be read: {next(iter(skipped.values()))}")
-    return Filled(cache, source, choice, space, digests, readable, tuple(skipped.items()), len(missing),
-                  int(readable.sum()) - len(missing), time.perf_counter() - start)
+    computed = int(readable[missing].sum())
+    return Filled(cache, source, choice, space, digests, readable, tuple(skipped.items()), computed,
+                  int(readable.sum()) - computed, time.perf_counter() - start)
 
 
 def embed(model: ViT, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
@@ -200,6 +191,22 @@ class _Hashed(Source):
         if not np.array_equal(digest(raw), self.digests[i]):
             raise BadImage(f"{self.names[i]}: was changed while features were computed. Embed again.")
         return raw
+
+
+def _hash(source: Source, engine: Engine | None, bad_images: BadImages) -> tuple[Array, dict[str, str]]:
+    """Digests [N, 32] of all images, zeros for those that cannot be read, and why; each process does its share."""
+    mine = range(len(source))[share(len(source), *((engine.rank, engine.ranks) if engine else (0, 1)))]
+    digests, skipped = np.zeros((len(mine), 32), np.uint8), dict[str, str]()
+    error: VitkitError | None = None
+    for row, i in enumerate(mine):
+        try:
+            digests[row] = digest(source.raw(i))
+        except BadImage as found:
+            if bad_images == "fail":
+                error = found
+                break
+            skipped[source.names[i]] = str(found)
+    return _join(engine, digests, skipped, error)
 
 
 def _call(work: Callable[[], Array]) -> Array:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitkit.data.order import rng
 from vitkit.features.head import Array, Head
 
 KS = (10, 20, 100, 200)
 T = 0.07
-CHUNK = 1024        # queries at once: memory is that of [CHUNK, n]
+NUMBERS = 2**25     # similarities that are held at once
+JUDGES = 5_000      # images of the bank, at most, that k is chosen with
 
 
 def unit(X: Array) -> Array:
@@ -32,36 +34,43 @@ class Neighbours:
     """
 
     def __init__(self, X: Array, y: Array, K: int) -> None:
-        self.bank, self.y, self.K = unit(X.astype(np.float64)), y, K
+        self.bank, self.y, self.K = unit(X), y, K
 
-    def votes(self, X: Array, ks: Sequence[int] = KS, *, leave_out: bool = False) -> dict[int, Array]:
+    def votes(self, X: Array, ks: Sequence[int] = KS, *, own: Array | None = None) -> dict[int, Array]:
         """For each k, each query's share of the votes, [m, K].
 
         Args:
             X: [m, F] queries.
             ks: numbers of neighbours; more than there are means all.
-            leave_out: whether the queries are the bank itself, and no image may vote on itself.
+            own: [m] where the queries themselves stand in the bank; they do not vote on themselves.
         """
         shares = {k: np.zeros((len(X), self.K)) for k in ks}
-        most = min(max(ks), len(self.bank) - leave_out)
-        for start in range(0, len(X), CHUNK):
-            similarity = unit(X[start:start + CHUNK].astype(np.float64)) @ self.bank.T    # [CHUNK, n]
-            if leave_out:
-                at = np.arange(len(similarity))
-                similarity[at, start + at] = -np.inf
-            near = np.argsort(-similarity, axis=1, kind="stable")[:, :most]               # [CHUNK, k]
-            weight = np.exp((np.take_along_axis(similarity, near, 1) - 1) / T)
+        most = min(max(ks), len(self.bank) - (own is not None))
+        rows = max(1, NUMBERS // len(self.bank))
+        for start in range(0, len(X), rows):
+            similarity = unit(X[start:start + rows]) @ self.bank.T                        # [rows, n]
+            at = np.arange(len(similarity))[:, None]
+            if own is not None:
+                similarity[at[:, 0], own[start:start + rows]] = -np.inf
+            near = np.argpartition(-similarity, most - 1, axis=1)[:, :most]
+            near = near[at, np.argsort(-similarity[at, near], axis=1, kind="stable")]     # [rows, most], nearest first
+            weight = np.exp((similarity[at, near].astype(np.float64) - 1) / T)
             for k, share in shares.items():
-                rows = share[start:start + CHUNK]
-                at = np.broadcast_to(np.arange(len(rows))[:, None], near[:, :k].shape)
-                np.add.at(rows, (at, self.y[near[:, :k]]), weight[:, :k])
-                rows /= rows.sum(1, keepdims=True)
+                part = share[start:start + rows]
+                np.add.at(part, (at, self.y[near[:, :k]]), weight[:, :k])
+                part /= part.sum(1, keepdims=True)
         return shares
 
-    def best_k(self, ks: Sequence[int] = KS) -> int:
-        """The k that answers best on the bank itself, each image by the others; the smallest of equal ones."""
-        found = self.votes(self.bank, ks, leave_out=True)
-        return max(ks, key=lambda k: ((found[k].argmax(1) == self.y).mean(), -k))
+    def best_k(self, ks: Sequence[int] = KS, seed: int = 0) -> int:
+        """The k that answers best on images of the bank, each by the others; the smallest of equal ones.
+
+        Args:
+            ks: to choose from.
+            seed: which JUDGES images, where there are more.
+        """
+        own = np.sort(rng(seed, "split", len(self.y)).permutation(len(self.y))[:JUDGES])
+        found = self.votes(self.bank[own], ks, own=own)
+        return max(ks, key=lambda k: ((found[k].argmax(1) == self.y[own]).mean(), -k))
 
 
 def class_means(X: Array, y: Array, K: int) -> Head:

@@ -142,7 +142,7 @@ def _ridge(X: Array, y: Array, class_names: Sequence[str], options: Options) -> 
 def _knn(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
     K = len(class_names)
     bank = knn.Neighbours(X, y, K)
-    k = bank.best_k()
+    k = bank.best_k(seed=options.seed)
     head = knn.class_means(X, y, K)
     return Fitted("knn", head, lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12), {"k": k, "T": knn.T},
                   ("k-NN keeps images instead of weights, so that no checkpoint can hold it: the one that is saved has "

@@ -21,7 +21,7 @@ from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.logits import Outputs, Progress, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
-from vitkit.evaluation.names import class_names
+from vitkit.evaluation.names import class_names, outputs_of
 from vitkit.model.predictor import Predictor
 from vitkit.training.run import RunFolder
 
@@ -144,21 +144,6 @@ def evaluate(predictor: Predictor, source: Source, *, weights: str = "", data: s
     seconds = time.perf_counter() - start
     found = Outputs(found.logits, to_output[found.labels], found.index, found.names, found.skipped)
     return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds)
-
-
-def outputs_of(predictor: Predictor) -> int:
-    """K: from the class names, the configuration, or one black image."""
-    if predictor.input_spec.class_names:
-        return len(predictor.input_spec.class_names)
-    if (config := getattr(predictor, "config", None)) is not None:
-        if not config.num_classes:
-            raise DataError("These weights have no head, so that they predict nothing; give them one with `vitkit "
-                            "probe DATA --from WEIGHTS`.")
-        return int(config.num_classes)
-    import torch
-
-    spec = predictor.input_spec
-    return int(predictor(torch.zeros(1, len(spec.mean), *spec.size)).shape[1])
 
 
 def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = None) -> list[Path]:
