@@ -14,11 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import JPEGS, Box, Raw, decode, header, region, upright_size
-from vitkit.data.order import Array
+from vitkit.data.order import Array, within
 from vitkit.data.preprocess import pixels, planes, resize_tensor
 from vitkit.data.randaugment import rand_augment
 from vitkit.errors import ConfigError
-from vitkit.model import checks
 from vitkit.model.config import InputSpec, Interpolation
 
 Rng = np.random.Generator
@@ -53,11 +52,11 @@ class Augment:
     erase_fill: str = "mean"
 
     def __post_init__(self) -> None:
-        for name in ("flip", "erase"):
-            checks.number(name, getattr(self, name), 0, 1)
-        for name in ("color_jitter", "rand_magnitude"):
-            checks.number(name, getattr(self, name), 0)
-        checks.whole("rand_layers", self.rand_layers, 0)
+        within("flip", self.flip, 0, 1)
+        within("erase", self.erase, 0, 1)
+        within("color_jitter", self.color_jitter, 0)
+        within("rand_magnitude", self.rand_magnitude, 0)
+        within("rand_layers", self.rand_layers, 0)
         for name in ("scale", "ratio", "erase_area"):
             value = getattr(self, name)
             if value is None and name == "scale":

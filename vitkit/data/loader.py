@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -24,11 +24,10 @@ from vitkit.data.augment import Augment, augment
 from vitkit.data.base import Source
 from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
-from vitkit.data.order import Order, rng, share
+from vitkit.data.order import Order, rng, share, within
 from vitkit.data.preprocess import normalize, pixels, planes
 from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, DataError
-from vitkit.model import checks
 from vitkit.model.config import InputSpec
 
 BadImages = Literal["fail", "skip"]
@@ -98,11 +97,11 @@ class _Loader:
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int, batch_size: int,
                  rank: int, ranks: int, workers: int | None, prefetch: int, device: Device,
                  bad_images: BadImages, on_bad: Callable[[str, str], None] | None) -> None:
-        checks.whole("batch_size", batch_size, 1)
-        checks.whole("prefetch", prefetch, 1)
-        checks.one_of("bad_images", bad_images, BadImages)
-        if workers is not None:
-            checks.whole("workers", workers, 0)
+        within("batch_size", batch_size, 1)
+        within("prefetch", prefetch, 1)
+        within("workers", workers or 0, 0)
+        if bad_images not in get_args(BadImages):
+            raise ConfigError(f"bad_images must be one of {', '.join(get_args(BadImages))}; got {bad_images!r}.")
         share(1, rank, ranks)      # refuses a rank that is out of range
         if not len(source):
             raise DataError("The data set is empty.")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vitkit.data.order import rng as generator
+from vitkit.data.order import within
 from vitkit.errors import ConfigError
-from vitkit.model import checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Mix:
     switch: float = 0.5
 
     def __post_init__(self) -> None:
-        checks.number("mixup", self.mixup, 0)
-        checks.number("cutmix", self.cutmix, 0)
-        checks.number("probability", self.probability, 0, 1)
-        checks.number("switch", self.switch, 0, 1)
+        within("mixup", self.mixup, 0)
+        within("cutmix", self.cutmix, 0)
+        within("probability", self.probability, 0, 1)
+        within("switch", self.switch, 0, 1)
 
     def __bool__(self) -> bool:
         return bool((self.mixup or self.cutmix) and self.probability)

@@ -36,6 +36,13 @@ def rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
+def within(name: str, value: float, least: float, most: float = math.inf) -> None:
+    """Refuse a number that does not lie between `least` and `most`, by its name."""
+    if not least <= value <= most or math.isinf(value):
+        span = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+        raise ConfigError(f"{name} must be a finite number, {span}; got {value!r}.")
+
+
 def share(count: int, rank: int, ranks: int) -> slice:
     """The part of `count` rows that process `rank` of `ranks` takes: contiguous, every row exactly once.
 
