@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"errors", "model", "data", "engine"},
     "features": {"errors", "model", "data", "engine"},
     "training": {"errors", "model", "data", "checkpoints", "evaluation", "engine"},
+    "report": {"errors", "data", "evaluation", "explain", "features", "training.run"},
     "jobs": {"errors", "model", "checkpoints", "data", "engine", "evaluation", "explain", "features", "report", "speed",
              "training"},
     "cli": {"errors", "model", "checkpoints", "data", "engine", "evaluation", "explain", "features", "jobs", "report",
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # third-party package -> where it may be imported
 OWNERS: dict[str, set[str]] = {
     "matplotlib": {"explain/draw.py"},
+    "jinja2": {"report"},
     "accelerate": {"engine.py"},
     "typer": {"cli"},
     "rich": {"cli"},
