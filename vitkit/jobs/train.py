@@ -17,6 +17,7 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
+from vitkit.speed.training import Lean
 from vitkit.training.build import new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.optim import freeze
@@ -165,7 +166,7 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     engine = ready.engine
     engine.wait()           # until all have looked at the place: the next line fills it
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
-    loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch)
+    loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch, faster=Lean)
     at = loop.resume()
     outcome = loop()
     if outcome.step == at and engine.main and watch is not None:

@@ -12,7 +12,7 @@ Legend: B images, C channels, P patch side, N patches, T tokens, D width, h head
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.model.inputs import fit
 from vitkit.model.vit import Block, ViT
@@ -55,3 +55,19 @@ def training_forward(model: ViT, x: Tensor) -> Tensor:
         z = block(z)
     y = model.norm(class_block(model.blocks[-1], z)[:, 0])                                # Eq. 4
     return model.classify(y)
+
+
+class Lean(nn.Module):
+    """`training_forward` as a module around a model, for what wants a module (DDP, torch.compile).
+
+    Args:
+        model: a ViT; its parameters are the only ones.
+    """
+
+    def __init__(self, model: ViT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, K] of pixels [B, C, H, W]."""
+        return training_forward(self.model, x)
