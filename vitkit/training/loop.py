@@ -8,8 +8,6 @@ from a saved step is the same as having come there.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
@@ -28,6 +26,7 @@ from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
 from vitkit.model.vit import ViT
 from vitkit.training import state
+from vitkit.training.clock import Clock
 from vitkit.training.ema import Average
 from vitkit.training.loss import LOSSES
 from vitkit.training.optim import optimizer_for, set_lr
@@ -35,6 +34,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.run import RunFolder
 from vitkit.training.schedule import lr_at
 from vitkit.training.settings import Settings, Shares
+from vitkit.training.signals import asked_to_stop
 from vitkit.training.state import Progress
 from vitkit.training.track import Trackers
 
@@ -85,10 +85,12 @@ class Loop:
         run: where it is kept.
         engine: where it runs.
         watch: is told what happens, in the main process.
+        faster: makes of the model what computes its logits in training, with the model's own parameters.
     """
 
     def __init__(self, model: ViT, train: Source, val: Source | None, recipe: Recipe, settings: Settings,
-                 run: RunFolder, engine: Engine, watch: Watch | None = None) -> None:
+                 run: RunFolder, engine: Engine, watch: Watch | None = None,
+                 faster: Callable[[ViT], nn.Module] = lambda model: model) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
         self.run, self.engine, self.watch = run, engine, watch or (lambda event: None)
         self.shares = Shares.of(recipe, settings, engine)
@@ -99,9 +101,11 @@ class Loop:
         self.average = Average(self.bare, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.bare, recipe)
         self.trained = [p for p in self.bare.parameters() if p.requires_grad]
+        trained = faster(self.bare)
         if settings.compile:
-            self.bare.compile()         # in place: names of parameters stay
-        self.model = engine.prepare(self.bare)
+            for module in {self.bare, trained}:
+                module.compile()        # in place: names of parameters stay
+        self.model = engine.prepare(trained)
         self.loss = LOSSES[recipe.loss]
         self.progress = Progress()
         self.trackers: Trackers | None = None
@@ -142,7 +146,7 @@ class Loop:
             workers=settings.workers, device=self.engine.device, bad_images=settings.bad_images, on_bad=self._on_bad)
         batches = loader.batches(start, self.total)
         stopped, clock = False, Clock(self.recipe.batch_size)
-        with _signals() as asked, _deterministic(settings.deterministic):
+        with asked_to_stop() as asked, _deterministic(settings.deterministic):
             if self.engine.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
             if self.trackers is not None and self.trackers.missing:
@@ -294,69 +298,10 @@ class Loop:
                     self.run.save(self.bare, "best", {**extra, "top1": repr(p.best)})
 
 
-class Clock:
-    """Seconds of training, of waiting for data, and of other things, since the last line of metrics.
-
-    Args:
-        images: of a step.
-    """
-
-    def __init__(self, images: int) -> None:
-        self.images = images
-        self._restart()
-
-    def _restart(self) -> None:
-        self._since, self._waited, self._away = time.perf_counter(), 0.0, 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The device has nothing to do inside."""
-        began = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - began
-
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """What happens inside is no training."""
-        began = time.perf_counter()
-        yield
-        self._away += time.perf_counter() - began
-
-    def read(self, steps: int) -> dict[str, float]:
-        """Seconds, images a second and the share of time spent waiting for data; then starts again."""
-        seconds = max(time.perf_counter() - self._since - self._away, 1e-9)
-        found = {"seconds": round(seconds, 4), "images_per_second": round(steps * self.images / seconds, 2),
-                 "waiting": round(self._waited / seconds, 4)}
-        self._restart()
-        return found
-
-
 def _part(batch: Batch, start: int, stop: int) -> Batch:
     if start == 0 and stop == len(batch):
         return batch
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in batch.__dataclass_fields__})
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C or a request to terminate comes; the second one is not caught."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, frame: Any) -> None:
-        asked.append(number)
-        for one in caught:
-            signal.signal(one, old[one])
-
-    caught = (signal.SIGINT, signal.SIGTERM)
-    old = {one: signal.signal(one, note) for one in caught}
-    try:
-        yield asked
-    finally:
-        for one in caught:
-            signal.signal(one, old[one])
 
 
 @contextmanager
