@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from vitkit.cli import (
+    bench,
     convert,
     demo,
     describe,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "convert": convert.convert,
     "inspect": inspect.inspect,
     "export": export.export,
+    "bench": bench.bench,
     "predict": predict.predict,
     "eval": eval.evaluate,
     "embed": embed.embed,

@@ -14,7 +14,6 @@ import torch
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset
 from vitkit.data.loader import BadImages, EvalLoader
-from vitkit.data.order import rng
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError, pick
 from vitkit.evaluation.logits import Array, Progress, logits_of
@@ -118,11 +117,11 @@ def images_for(data: str | Path | None, weights: str | Path, model: ViT, calibra
         splits = open_splits(data)
         train = splits["train"]() if "train" in splits and "the train part" not in part else None
         labelled = names_match(whole, model)
-    order = rng(seed, "export").permutation(len(whole))
+    order = np.random.default_rng(seed).permutation(len(whole))
     if not calibrate:
         cut, calibration = 0, None
     elif train is not None and len(train):
-        chosen = rng(seed, "calibration").permutation(len(train))[:calibrate]
+        chosen = np.random.default_rng(seed).permutation(len(train))[:calibrate]
         cut, calibration = 0, Subset(train, np.sort(chosen))
     else:
         if len(whole) < 2:

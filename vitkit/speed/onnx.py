@@ -57,6 +57,7 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")    # idle threads starve the others
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:      # the runtime's errors have no common class
