@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 
 from tests.explain.models import tiny
-from vitkit import create, save
+from vitkit import create, load, save
+from vitkit.checkpoints import DIALECTS
 from vitkit.cli import app
 from vitkit.data import preprocess
 from vitkit.errors import DataError, InputError, UnknownName, VitkitError
-from vitkit.explain.attention import rollout
+from vitkit.explain.attention import gradient_rollout, rollout
 from vitkit.explain.looking import patch_map
 from vitkit.explain.plots import PLOTS
 from vitkit.jobs.explain import explain, over, patch_of, seen, summary, target_of
@@ -155,6 +156,21 @@ def test_figures_of_a_data_set(tmp_path: Path) -> None:
         assert all(file.stat().st_size > 100 for file in files)
     with pytest.raises(UnknownName, match="did you mean 'rollout"):
         next(figures(model, source, tmp_path, only=["rolout"]))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect(dialect: str, photo: Path, tmp_path: Path) -> None:
+    """What a checkpoint of any spelling shows is what the model showed that was written into it."""
+    backbone = "dinov2" in dialect
+    model = create("vit-ti/16", num_hidden_layers=2, num_classes=0 if backbone else 5, image_size=32, patch_size=8,
+                   layer_scale=0.1 if backbone else None).eval()
+    path = tmp_path / {"google": "w.npz", "huggingface": "w", "dinov2-hf": "w"}.get(dialect, "w.safetensors")
+    save(model, path, dialect=dialect)
+    loaded = load(path)
+    x = torch.randn(1, 3, 32, 32)
+    np.testing.assert_allclose(rollout(loaded, x), rollout(model, x), atol=1e-5)
+    if not backbone:
+        np.testing.assert_allclose(gradient_rollout(loaded, x, 1), gradient_rollout(model, x, 1), rtol=1e-2, atol=1e-6)
 
 
 def test_some_images(photo: Path, tmp_path: Path) -> None:

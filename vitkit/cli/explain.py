@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from vitkit.cli.weights import Device, ImageSize, Mean, Std, Weights
+
 
 def explain(
-    source: Annotated[str, typer.Argument(help="A run, a file of weights, or a hub id.", metavar="RUN|WEIGHTS")],
+    weights: Weights,
     images: Annotated[list[str], typer.Argument(help="Files, folders or patterns.", metavar="IMAGE...")],
     out: Annotated[Path, typer.Option("--out", help="Folder; each image has its own below it.")] = Path("explained"),
     target: Annotated[str | None, typer.Option(
@@ -20,22 +22,24 @@ def explain(
     occlusion: Annotated[bool, typer.Option("--occlusion", help="Also cover every place in turn (slow).")] = False,
     faithfulness: Annotated[bool, typer.Option(
         "--faithfulness", help="Score the maps against a random one (slow).")] = False,
-    image_size: Annotated[str | None, typer.Option(
-        "--image-size", help="Pixels to feed: 384, or 384x512 (height x width).")] = None,
+    image_size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
+    device: Device = "auto",
 ) -> None:
     """Show what a model sees: predictions, attention, rollout, gradient rollout, similar patches."""
-    from vitkit.checkpoints import load
-    from vitkit.cli.describe import image_size as parse_size
+    from vitkit.cli import weights as common
     from vitkit.cli.doctor import progress
     from vitkit.cli.text import print_table
+    from vitkit.engine import Engine
     from vitkit.jobs.explain import explain as run
     from vitkit.jobs.explain import summary
 
-    size = parse_size(image_size)
+    model = common.load(weights, Engine(device, "fp32"), mean, std, image_size)
     results = []
     with progress("covering") as tell:
-        for one in run(load(source), images, out, target=target, patch=patch, layer=layer, occlusion=occlusion,
-                       score=faithfulness, image_size=size, progress=tell):
+        for one in run(model, images, out, target=target, patch=patch, layer=layer, occlusion=occlusion,
+                       score=faithfulness, progress=tell):
             results.append(one)
             said = ", ".join(f"{name} {p:.1%}" for name, p in one.predictions[:3]) or "no head, no predictions"
             print(f"{one.image}: {said}\n  wrote {one.folder / 'overview.png'} and its parts", flush=True)

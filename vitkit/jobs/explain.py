@@ -23,7 +23,7 @@ from vitkit.explain.looking import Array, Arrays, Ask, Grid, beneath, grid_of, t
 from vitkit.explain.occlusion import Faithfulness, faithfulness
 from vitkit.explain.plots import MAP, PLOTS, write_table
 from vitkit.model.config import InputSpec
-from vitkit.model.predictor import evaluating
+from vitkit.model.predictor import device_of, evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def _one(model: Any, x: Tensor, image: Image.Image, name: str, spec: InputSpec, 
     predictions: tuple[tuple[str, float], ...] = ()
     if ask.names:
         with evaluating(model):
-            ask = dataclasses.replace(ask, target=int(targets_of(model(x), ask.target)))
+            ask = dataclasses.replace(ask, target=int(targets_of(model(x.to(device_of(model))), ask.target)))
     found: dict[str, Arrays] = {key: plot.arrays(model, x, ask) for key, plot in chosen.items()}
     maps = {key: found[key][plot.value] for key, plot in chosen.items() if plot.axes == MAP}
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitkit.checkpoints import load
 from vitkit.checkpoints.atomic import staging
@@ -20,6 +21,7 @@ from vitkit.evaluation.logits import Progress
 from vitkit.jobs.evaluate import evaluate, part_of
 from vitkit.jobs.runs import list_runs
 from vitkit.jobs.splits import train_and_val
+from vitkit.model.count import flops
 from vitkit.model.vit import ViT
 from vitkit.report import Shown, comparison, page
 from vitkit.training.run import RunFolder
@@ -40,7 +42,8 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Progress
     """
     folder = RunFolder.open(run)
     notes: list[str] = []
-    model = _try(lambda: load(folder.path), notes, "The weights cannot be read, so there are no rollouts and figures")
+    model = _try(lambda: load(folder.path, device=_device()), notes,
+                 "The weights cannot be read, so there are no rollouts and figures")
     parts = _try(lambda: _parts(folder), notes, "The images are not where they were")
     train, held, words = parts if parts is not None else (None, None, "")
     found = evaluation_of(folder)
@@ -51,7 +54,20 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Progress
     elif model is not None and held is not None:
         found = _try(lambda: _evaluated(folder, model, held, words, notes, progress), notes, "It was not evaluated")
     place = Path(out).expanduser() if out is not None else folder.path / "report.html"
-    return _write(place, page(folder, Shown(evaluation=found, train=train, held=held, model=model, notes=notes)))
+    return _write(place, page(folder, Shown(evaluation=found, train=train, held=held, model=model, notes=notes,
+                                            looks=_affordable(model, 1e12, 4, 32) if model is not None else 0)))
+
+
+def _device() -> str:
+    """Where a page's pictures are computed."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _affordable(model: ViT, work: float, least: int, most: int) -> int:
+    """Images that a page may spend `work` operations on; on an accelerator `most`."""
+    if model.positions.table.device.type != "cpu":
+        return most
+    return int(min(max(work / flops(model.config), least), most))
 
 
 def _try(what: Any, notes: list[str], otherwise: str) -> Any:
@@ -96,10 +112,11 @@ def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:
 
 def _evaluated(run: RunFolder, model: ViT, held: Source, words: str, notes: list[str], progress: Progress | None
                ) -> dict[str, Any]:
-    if len(held) > MOST_IMAGES:
-        notes.append(f"The numbers are of {MOST_IMAGES:,} of the {len(held):,} validation images, spread evenly; "
+    most = _affordable(model, 2e13, 100, MOST_IMAGES)
+    if len(held) > most:
+        notes.append(f"The numbers are of {most:,} of the {len(held):,} validation images, spread evenly; "
                      f"`vitkit eval` measures on all.")
-        held = Subset(held, np.linspace(0, len(held) - 1, MOST_IMAGES).round().astype(int))
+        held = Subset(held, np.linspace(0, len(held) - 1, most).round().astype(int))
     return evaluate(model, held, weights=run.weights().name, data=run.info["data"]["spec"], part=words, workers=0,
                     progress=progress, bad_images="skip").to_dict()
 

@@ -23,7 +23,6 @@ from vitkit.training.run import RunFolder
 MOST_SAMPLES = 60           # sample images on the page
 MOST_ROWS = 200             # lines of the per-class table
 MOST_WRONG = 12             # wrong answers that are shown with a picture
-LOOKED_AT = 32              # images behind the figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,7 @@ class Shown:
         train: images that were trained on; None where they are gone.
         held: images that the evaluation is about; None where they are gone.
         model: the run's weights; None leaves rollouts and figures out.
+        looks: images that the model may look at for each picture; fewer where a forward pass takes long.
         notes: sentences about what is missing.
     """
 
@@ -42,6 +42,7 @@ class Shown:
     train: Source | None = None
     held: Source | None = None
     model: Any = None
+    looks: int = 32
     notes: Sequence[str] = field(default_factory=tuple)
 
 
@@ -61,8 +62,8 @@ def page(run: RunFolder, shown: Shown) -> str:
         skipped=[row for row in metrics if row.get("event") == "skipped"],
         samples=samples(shown.train), counts=counts(run.info), evaluation=found,
         results=results(found) if found else None, rows=(found or {}).get("per_class", [])[:MOST_ROWS],
-        wrong=wrong(found, shown.held, shown.model) if found and shown.held is not None else [],
-        pairs=confused(found, shown.held), figures=figures(shown.model, shown.held or shown.train),
+        wrong=wrong(found, shown.held, shown.model, shown.looks) if found and shown.held is not None else [],
+        pairs=confused(found, shown.held), figures=figures(shown.model, shown.held or shown.train, shown.looks),
         notes=list(shown.notes) + list(run.info.get("notes", [])))
 
 
@@ -203,16 +204,16 @@ def results(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"table": table, "drawn": drawn}
 
 
-def wrong(found: Mapping[str, Any], held: Source, model: Any) -> list[dict[str, Any]]:
+def wrong(found: Mapping[str, Any], held: Source, model: Any, looks: int) -> list[dict[str, Any]]:
     """The surest wrong answers with their images, and with rollout where there is a model."""
     places = {name: i for i, name in enumerate(held.names)} if found["worst"] else {}
-    result = []
+    result: list[dict[str, Any]] = []
     for row in found["worst"]:
         image = _read(held, places[row["image"]]) if row["image"] in places else None
         if image is None:
             continue
         looked = None
-        if model is not None:
+        if model is not None and len(result) < looks:
             names = [score["name"] for score in found["per_class"]]
             x = preprocess(image, model.input_spec, row["image"])[None]
             target = names.index(row["predicted"]) if row["predicted"] in names else None
@@ -246,14 +247,14 @@ def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[
     return result
 
 
-def figures(model: Any, source: Source | None) -> list[tuple[str, Markup, bool]]:
+def figures(model: Any, source: Source | None, looks: int) -> list[tuple[str, Markup, bool]]:
     """Every plot of the table that needs the model alone or many images: (title, drawing, whether it is a sheet)."""
     if model is None:
         return []
     result = []
     images = []
     if source is not None:
-        chosen = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).round().astype(int)
+        chosen = np.linspace(0, len(source) - 1, min(looks, len(source))).round().astype(int)
         images = [image for image in (_read(source, int(i)) for i in chosen) if image is not None]
     for plot in PLOTS.values():
         if plot.needs == "image" or plot.slow or not plot.fits(model) or (plot.needs == "images" and not images):
