@@ -73,5 +73,5 @@ def serve(
         service.warm()
         name, number = bound.getsockname()[:2]
         print(f"vitkit: {weights} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
-              f"({service.device}, engine {engine}); Ctrl-C stops it.", flush=True)
+              f"({service.device}, engine {service.engine}); Ctrl-C stops it.", flush=True)
         run(create_app(service), bound, log_requests=log_requests)

@@ -203,9 +203,9 @@ def _api(app: FastAPI, service: Service) -> None:
     async def model() -> dict[str, Any]:
         """The model's card: variant, classes, what it is fed, the weights' sha256, and the server's limits."""
         return {**service.card(),
-                "explanations": {name: kind.words for name, kind in explaining.KINDS.items()},
+                "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
                 "pictures": {name: plot.title for name, plot in explaining.PICTURES.items()
-                             if plot.fits(service.model)},
+                             if service.explains and plot.fits(service.model)},
                 "samples": {path: pages.SAMPLES[path][1] for path in pages.samples()}}
 
 

@@ -23,6 +23,7 @@ from vitkit.errors import Busy, ConfigError, InputError, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction, softmax
 from vitkit.model.config import VARIANTS
+from vitkit.model.count import parameters
 from vitkit.model.predictor import device_of
 from vitkit.model.vit import ViT
 from vitkit.serve.batching import Batcher
@@ -30,6 +31,7 @@ from vitkit.serve.metrics import Metrics
 from vitkit.serve.settings import Settings
 from vitkit.serve.uploads import Upload, to_pixels
 from vitkit.speed import ENGINES
+from vitkit.speed.exported import Exported, is_exported, open_exported
 
 log = logging.getLogger("vitkit")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,7 +44,7 @@ class Service:
     """One model, ready to answer many at once.
 
     Args:
-        model: where and in the precision it is to run.
+        model: where and in the precision it is to run; or an exported file, which only predicts.
         settings: the limits.
         engine: a row of `speed.ENGINES`; runs predictions. Features and explanations come from the model itself.
         source: what the weights are called, for the card.
@@ -50,20 +52,21 @@ class Service:
         batcher: what gathers batches.
     """
 
-    def __init__(self, model: ViT, settings: Settings | None = None, *, engine: str = "torch", source: str = "",
-                 sha256: str | None = None, batcher: type[Batcher[Any, Any]] = Batcher) -> None:
-        self.model, self.settings, self.engine = model.eval(), settings or Settings(), engine
+    def __init__(self, model: ViT | Exported, settings: Settings | None = None, *, engine: str = "torch",
+                 source: str = "", sha256: str | None = None, batcher: type[Batcher[Any, Any]] = Batcher) -> None:
+        self.model: Any = model.eval() if isinstance(model, ViT) else model
+        self.settings, self.engine = settings or Settings(), engine if isinstance(model, ViT) else model.card.form
         self.source, self.sha256 = source, sha256
         self.spec, self.device = model.input_spec, device_of(model)
-        self.dtype = model.patch_embedding.projection.weight.dtype
+        self.dtype = model.patch_embedding.projection.weight.dtype if isinstance(model, ViT) else torch.float32
         self.names = class_names(self.spec, model.config.num_classes)
-        self.forward = pick(ENGINES, engine, "engine").build(model)
+        self.forward = pick(ENGINES, engine, "engine").build(model) if isinstance(model, ViT) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()          # two batches at once would only fight for the same cores
         self.pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="vitkit-decode")
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
-        self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, model.features))
+        self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
         self.jobs: Batcher[Job, Any] = self._batcher("explain", lambda jobs: [job() for job in jobs], max_batch=1)
 
     def _batcher(self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
@@ -78,6 +81,21 @@ class Service:
         """One batch: [C, H, W] uint8 images -> one float32 array each."""
         with self.compute, torch.inference_mode():
             return list(function(self.normalized(torch.stack(list(images)))).float().cpu().numpy())
+
+    def _features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.model.features(x)
+        return features
+
+    @property
+    def explains(self) -> bool:
+        """Whether it holds a model with all its parts; an exported file only predicts."""
+        return isinstance(self.model, ViT)
+
+    def need_model(self) -> None:
+        """Refuse what an exported file cannot do."""
+        if not self.explains:
+            raise InputError(f"This server runs an exported file ({self.engine}), which only predicts; serve the "
+                             f"weights themselves for embeddings and explanations.")
 
     def normalized(self, x: Tensor) -> Tensor:
         """[B, C, H, W] uint8 as the model is fed: on its device, in its precision."""
@@ -139,10 +157,13 @@ class Service:
 
     async def embed(self, uploads: Sequence[Upload]) -> list[Array]:
         """y of Eq. 4, [D], of each image."""
+        self.need_model()
         return await self._answers(self.features, uploads, list)
 
     async def explain(self, upload: Upload, job: Callable[[ViT, Tensor], T]) -> T:
         """Run a job of (model, pixels [1, C, H, W]) on one image, one job at a time."""
+        self.need_model()
+
         def one(x: Tensor) -> T:
             with self.compute:
                 return job(self.model, self.normalized(x[None]))
@@ -162,7 +183,7 @@ class Service:
         return {
             "source": self.source, "sha256": self.sha256, "variant": variant_of(self.model),
             "vitkit": vitkit.__version__,
-            "parameters": sum(p.numel() for p in self.model.parameters()), "engine": self.engine,
+            "parameters": parameters(c), "engine": self.engine,
             "device": str(self.device), "dtype": str(self.dtype).removeprefix("torch."),
             "classes": list(self.names), "input_spec": spec, "patch_size": c.patch_size,
             "grid": [-(-side // c.patch_size) for side in self.spec.size], "layers": c.num_hidden_layers,
@@ -172,7 +193,7 @@ class Service:
         }
 
 
-def variant_of(model: ViT) -> str | None:
+def variant_of(model: ViT | Exported) -> str | None:
     """The row of VARIANTS with this model's sizes; None for a model of other sizes."""
     c = model.config
     for name, row in VARIANTS.items():
@@ -188,7 +209,7 @@ def load_service(source: str | Path, settings: Settings | None = None, *, engine
     """Load weights and put them behind batchers.
 
     Args:
-        source: whatever `vitkit.load` takes: a file, a run folder, a hub id.
+        source: whatever `vitkit.load` takes: a file, a run folder, a hub id; or a file that `vitkit export` wrote.
         settings: the limits.
         engine: a row of `speed.ENGINES`.
         device: `cpu`, `cuda`, ...; None or `auto` for the accelerator of this machine, else the CPU.
@@ -197,6 +218,11 @@ def load_service(source: str | Path, settings: Settings | None = None, *, engine
         overrides: whatever else `vitkit.load` takes (`image_size`, `mean`, `std`, ...).
     """
     pick(ENGINES, engine, "engine")              # told before gigabytes are read
+    if is_exported(source):
+        size = overrides.pop("image_size", None)
+        changes = {name: value for name, value in overrides.items() if value is not None}
+        return Service(open_exported(source).feed(size, **changes), settings, source=str(source),
+                       sha256=sha256(Path(source)), batcher=batcher)
     checkpoint = open_checkpoint(source, **overrides)
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
