@@ -85,6 +85,21 @@ def test_many_share_batches_while_the_model_runs() -> None:
     batcher.close()
 
 
+def test_clients_that_come_back_share_a_batch_again() -> None:
+    """Without the moment's patience, the first to come back would run alone and the others after it."""
+    run = Recorder(0.01)
+    batcher = make(run, max_batch=8, max_delay=0.2)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: [ask(batcher, i) for i in range(12)], range(8)))
+    assert sum(map(len, run.batches)) == 96
+    assert len(run.batches) <= 24
+    start = time.perf_counter()
+    ask(batcher, 1)
+    ask(batcher, 1)                             # they are gone: the first waits once, at most
+    assert time.perf_counter() - start < 1.0
+    batcher.close()
+
+
 def test_a_full_house_says_busy_and_recovers() -> None:
     batcher = make(Recorder(0.2), max_queue=3)
     with batcher.reserve(3) as room:

@@ -1,13 +1,14 @@
 """Single images -> batches: one thread runs the model, whoever waits is answered from the same batch.
 
-An image is announced (`reserve`) before it is decoded. A batch leaves when it is full, when nobody who was announced is
-missing, or when its first image has waited max_delay: one lone user never waits, many users share batches, and while
-the model runs the next batch gathers by itself. What is reserved is bounded, and all of it is answered before `close`
-returns.
+An image is announced (`reserve`) before it is decoded. A batch leaves when it is full, when nobody who is expected is
+missing, or when its first image has waited max_delay. Expected are those who were announced, and for a moment after a
+batch as many as it held: clients come back. So one lone user never waits, many users share batches, and while the model
+runs the next batch gathers by itself. What is reserved is bounded, and all of it is answered before `close` returns.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -48,6 +49,8 @@ class Batcher(Generic[T, R]):
         self.held = 0                  # reserved and not yet released
         self.coming = 0                # reserved and not yet submitted
         self.rate = 0.0                # items a second that the last batches ran at
+        self._last = 0                 # size of the last batch
+        self._ended = -math.inf        # when it ended
         self._waiting: deque[_Waiting[T, R]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -98,12 +101,17 @@ class Batcher(Generic[T, R]):
             self.coming -= unused
             self._changed.notify_all()
 
+    def _expecting(self) -> bool:
+        """Whether it is worth to wait for one more."""
+        just_now = self._waiting[0].since - self._ended < self.max_delay
+        return self.coming > 0 or (just_now and len(self._waiting) < self._last)
+
     def _gather(self) -> list[_Waiting[T, R]]:
         """The next batch; empty when the batcher is closed and nobody is left."""
         with self._changed:
             while not self._waiting and not (self._closed and self.held == 0):
                 self._changed.wait()
-            while 0 < len(self._waiting) < self.max_batch and self.coming > 0:
+            while 0 < len(self._waiting) < self.max_batch and self._expecting():
                 left = self._waiting[0].since + self.max_delay - time.monotonic()
                 if left <= 0:
                     break
@@ -123,6 +131,7 @@ class Batcher(Generic[T, R]):
                     one.answer.set_exception(error)
                 continue
             seconds = time.perf_counter() - start
+            self._last, self._ended = len(batch), time.monotonic()
             self.rate = 0.7 * self.rate + 0.3 * len(batch) / seconds if self.rate else len(batch) / seconds
             self.observe(len(batch), seconds)
             for one, result in zip(batch, results, strict=True):

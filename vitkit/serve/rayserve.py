@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -82,6 +84,12 @@ def run(source: str, settings: Settings, *, host: str, port: int, replicas: int,
         how: see `application`.
     """
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.answer_seconds + 5})
+    serve.run(application(source, settings, replicas=replicas, **how), name="vitkit")
+    stop = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):         # after Ray has set its own
+        signal.signal(name, lambda *_: stop.set())
     print(f"vitkit: {source} is served by {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
           f"Ctrl-C stops it.", flush=True)
-    serve.run(application(source, settings, replicas=replicas, **how), name="vitkit", blocking=True)
+    stop.wait()
+    serve.delete("vitkit")                       # Ray lets the replicas answer what they have taken
+    print("vitkit: stopped.", flush=True)

@@ -1,0 +1,34 @@
+"""The Dockerfiles start a command that exists, with options that it has, from files that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from vitkit.cli import app
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "examples/space/Dockerfile"])
+def test_what_a_container_starts(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    entry, command = (json.loads(re.search(rf"^{word} (\[.*\])$", text, re.M)[1])  # type: ignore[index]
+                      for word in ("ENTRYPOINT", "CMD"))
+    assert entry == ["vitkit", "serve"]
+    with typer.main.get_command(app).commands["serve"].make_context("serve", list(command)) as context:  # type: ignore[attr-defined]
+        assert context.params["host"] == "0.0.0.0"
+        assert f"EXPOSE {context.params['port']}" in text
+    assert re.search(r"^USER (?!root)", text, re.M)
+
+
+def test_the_build_context_holds_what_is_copied() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    for line in re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.M):
+        for name in line.split():
+            assert (ROOT / name).exists()
+            assert f"!{name}" in ignored
