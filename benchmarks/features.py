@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import subprocess
 import sys
@@ -70,11 +71,31 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
             found["timm"] = torch.cat([theirs.forward_head(theirs.forward_features(x), pre_logits=True)
                                        for x, _ in loader]).numpy()
 
-    seconds = alternate({"vitkit embed": ours, "timm forward": timms}, rounds=rounds, warmup=1)
+    processor: dict[str, list[float]] = {"vitkit embed": [], "timm forward": []}
+
+    def counted(name, work):
+        def run() -> None:
+            before = used()
+            work()
+            gc.collect()            # ends the loader's processes, so that their time is known
+            processor[name].append(used() - before)
+        return run
+
+    contenders = {"vitkit embed": ours, "timm forward": timms}
+    seconds = alternate({name: counted(name, work) for name, work in contenders.items()}, rounds=rounds, warmup=1)
     difference = np.abs(found["vitkit"] - found["timm"]).max() / np.abs(found["timm"]).max()
     print(f"{count} photos, batch {batch}, {workers} workers, {torch.get_num_threads()} threads; largest relative "
           f"difference of the features {difference:.1e}\n")
     print(table(seconds, "vitkit embed", work=count, unit="images/s"))
+    print("\nThe same in seconds of processor time, workers included (what else the machine does counts less):\n")
+    print(table({name: values[1:] for name, values in processor.items()}, "vitkit embed", work=count,
+                unit="images a processor second"))
+
+
+def used() -> float:
+    """Seconds of processor time of this process and of its ended children."""
+    return sum(usage.ru_utime + usage.ru_stime for usage in
+               (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)))
 
 
 def memory(count: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,14 +71,15 @@ def test_foodvision_mini_in_seconds(shared_data, model, tmp_path) -> None:
     right = {result.fitted.method: result.correct for result in first.results}
     assert right["logistic"] >= 72
     assert min(right.values()) >= 70
+    start = time.process_time()
     second = probe(model, data, tmp_path / "second", cache, workers=0)
+    assert time.process_time() - start < 2          # processor time: the clock would also count what others do
     assert second.train.computed + second.held.computed == 0
-    assert second.seconds["work"] < 2
 
     again = vitkit.load(tmp_path / "run")
     outputs = logits_of(again, open_source(data, "test"), workers=0)
     assert measure(outputs).top1 == first.evaluation.measures.top1 == right["logistic"] / 75
     said = vitkit.predict(again, [data / "test" / name for name in again.input_spec.class_names], workers=0)
-    assert sum(p.name in p.image for p in said) == right["logistic"]
+    assert sum(p.name == Path(p.image).parent.name for p in said) == right["logistic"]
     stored = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert stored["top1"] == measure(outputs).top1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from vitkit.data.base import Source, Subset
@@ -29,6 +30,7 @@ from vitkit.model.vit import ViT
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK = 4096        # rows of the cache that are looked at together
+FEW = 16            # images that go through the model at once on a CPU: so few stay in its cache
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | Non
         try:
             for batch in loader:
                 with evaluating(model), engine.autocast() if engine else nullcontext():
-                    rows = choice.of(model, batch.pixels).float().cpu().numpy()
+                    parts = batch.pixels.split(FEW if loader.device.type == "cpu" else len(batch))
+                    rows = torch.cat([choice.of(model, x).float().cpu() for x in parts]).numpy()
                 places = missing[batch.index.cpu().numpy()]
                 if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
                     raise InputError(f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or "
