@@ -87,6 +87,22 @@ def test_inline_drawings_take_the_pages_colour() -> None:
     assert draw.INK not in text
 
 
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+    names = ["$1 & $2", "{a_b^c}$", "\u5bff\u53f8", "<b>", "x" * 200]
+    for drawn in (draw.bars(names, np.arange(5.0), title="$\\frac$", x="$"),
+                  draw.matrix(np.eye(5), names, title="$", x="", y="")):
+        text = draw.inline(drawn, "names $")
+        words = [node.text for node in ElementTree.fromstring(text.replace("xlink:href", "href")).iter() if node.text]
+        assert all(name in words for name in [*names[:4], "x" * 23 + "…"])
+        draw.save(drawn, tmp_path / "x.png", tmp_path / "x.svg")
+
+
+def test_the_same_drawing_has_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        draw.save(draw.lines({"a": ([0, 1], [0, 1])}, title="t", x="x", y="y"), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_overlay_and_frames_keep_the_size() -> None:
     image = np.full((30, 50, 3), 128, np.uint8)
     heat = np.zeros((3, 5))

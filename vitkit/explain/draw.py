@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,9 @@ def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArra
 
 
 def _ink(figure: Figure) -> Figure:
-    """Give text and frames that are black by default the one colour of all drawings."""
+    """Give text and frames that are black by default the one colour of all drawings; a $ is a $, no formula."""
     for text in figure.findobj(Text):
+        text.set_parse_math(False)
         if to_hex(text.get_color()) == "#000000":
             text.set_color(INK)
     for axis in figure.axes:
@@ -53,6 +56,14 @@ def _ink(figure: Figure) -> Figure:
         for spine in axis.spines.values():
             spine.set_color(INK)
     return figure
+
+
+@contextmanager
+def _quiet(salt: str) -> Iterator[None]:
+    """SVG text stays text, the same drawing has the same bytes, and scripts that the font lacks are no warning."""
+    with warnings.catch_warnings(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
 
 
 def save(figure: Figure, *paths: Path) -> Path:
@@ -69,7 +80,7 @@ def save(figure: Figure, *paths: Path) -> Path:
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitkit"}):
+            with _quiet("vitkit"):
                 figure.savefig(path, bbox_inches="tight", dpi=DPI, facecolor="white",
                                metadata={"Date": None} if path.suffix == ".svg" else None)
         except OSError as error:
@@ -87,7 +98,7 @@ def inline(figure: Figure, label: str) -> str:
     """
     out = io.StringIO()
     _ink(figure)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+    with _quiet(label):
         figure.savefig(out, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg"):].replace(INK, "currentColor")
@@ -223,6 +234,11 @@ def lines(series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | 
     return figure
 
 
+def short(names: Sequence[str], most: int = 24) -> list[str]:
+    """Names that leave room for what they name: long ones are cut, with a sign that they are."""
+    return [name if len(name) <= most else f"{name[:most - 1]}…" for name in names]
+
+
 def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:
     """Horizontal bars, the first on top, each with its number.
 
@@ -236,7 +252,7 @@ def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x
     axis: Axes = _axes(figure)[0, 0]
     drawn = axis.barh(range(len(names)), values, color=SERIES[0])
     axis.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
-    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_yticks(range(len(names)), short(names), fontsize=9)
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.set(title=title, xlabel=x)
@@ -261,9 +277,9 @@ def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     if K <= 30:
-        axis.set_xticks(range(K), names, fontsize=8,
-                        rotation=90 if K * max(map(len, names)) > 40 else 0)
-        axis.set_yticks(range(K), names, fontsize=8)
+        named = short(names)
+        axis.set_xticks(range(K), named, fontsize=8, rotation=90 if K * max(map(len, named)) > 40 else 0)
+        axis.set_yticks(range(K), named, fontsize=8)
         for (r, c), value in np.ndenumerate(counts):
             if value:
                 axis.text(c, r, f"{value:g}", ha="center", va="center", fontsize=8 if K <= 12 else 6,
