@@ -291,3 +291,24 @@ def test_one_of_two_writers_is_killed(tmp_path) -> None:
     rounds = write(tmp_path / "cache", folder, writers=2, kills=1)
     assert [codes[1] for codes in rounds] == [0, 0]             # the other one is not held up
     check(tmp_path / "cache", folder, 180)
+
+
+def test_embedding_needs_no_optional_library(tmp_path) -> None:
+    """On an accelerator's machine there may be torch, numpy and Pillow, and nothing else."""
+    code = """
+import sys
+for name in ("typer", "rich", "matplotlib", "sklearn", "scipy", "accelerate", "huggingface_hub", "pyarrow", "pandas"):
+    sys.modules[name] = None
+import numpy as np
+from tests.features.samples import tiny
+from vitkit import predict
+from vitkit.data.base import Pixels
+from vitkit.evaluation import logits_of, measure
+from vitkit.features import FeatureCache, fill, fit
+source = Pixels(np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3)), [0, 1] * 4, "ab")
+found = fill(tiny(), source, FeatureCache(sys.argv[1])).read()
+print(found.features.shape, measure(logits_of(tiny(), source)).n, len(predict(tiny(), np.zeros((9, 9), np.uint8))))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], text=True, capture_output=True, check=False,
+                          env=os.environ | {"PYTHONPATH": os.getcwd()})
+    assert done.stdout == "(8, 32) 8 1\n", done.stderr

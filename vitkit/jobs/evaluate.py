@@ -85,7 +85,7 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
             raise DataError(f"The run was fitted to all of {data} and held nothing out; give other data, or --split "
                             f"{next(iter(splits))} to measure what it has learnt by heart.")
         return Subset(whole, stratified(whole.labels, share, seed if "train" in splits else 0)[1]), \
-            f"the {share:.0%} of {data} that the run held out"
+            f"the {share:.0%} that the run held out"
     name = split or own or ("all" if "all" in splits else None)
     if name is None or name not in splits:
         raise DataError(f"{data} has no part {name or 'test or val'!r}; it has: {', '.join(splits)}. Choose one with "

@@ -119,7 +119,7 @@ def parts_of(data: str | Path, seed: int) -> Parts:
                             f"held out. Add images, or a test part.")
         # Data without any parts has the same images held out whatever the seed: `vitkit eval` finds them again.
         kept, out = stratified(whole.labels, HELD, seed if "train" in splits else 0)
-        return Parts(Subset(whole, kept), Subset(whole, out), f"{HELD:.0%} of {data} that was held out", HELD)
+        return Parts(Subset(whole, kept), Subset(whole, out), f"the {HELD:.0%} that was held out", HELD)
     held = splits[own]()
     if not len(held):
         raise DataError(f"{data} holds no images in {own!r}.")
