@@ -316,6 +316,17 @@ def test_busy_and_starting(client_with, service) -> None:
     assert client.get("/readyz").status_code == 503
 
 
+def test_all_bodies_together_are_bounded(client_with) -> None:
+    client = client_with(max_megabytes=0.1)
+    client.app.held = client.app.settings.max_held_bytes
+    refused = client.post("/v1/predict", files=files(photo()))
+    assert (refused.status_code, refused.json()["kind"]) == (503, "Busy")
+    assert "retry-after" in refused.headers
+    client.app.held = 0
+    assert client.post("/v1/predict", files=files(photo())).status_code == 200
+    assert client.app.held == 0
+
+
 def test_a_mistake_of_ours_shows_nothing_of_the_inside(client_with) -> None:
     from starlette.testclient import TestClient
     client = client_with()

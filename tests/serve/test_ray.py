@@ -66,7 +66,7 @@ def test_two_replicas_on_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 if found and size and found[1] not in counted:
                     counted.add(found[1])
                     batches += int(size[1])
-            assert len(counted) == 2 or counted == {"20.0", "20"}
+            assert len(counted) == 2 or counted == {"20"}       # both, be it in equal shares
             assert batches < len(images)            # Ray did gather them
             assert send(port, request("POST", "/v1/predict", *multipart(b"broken"))).status == 422
             assert send(port, request("GET", "/")).status == 200

@@ -7,6 +7,8 @@ from tests.serve.conftest import tiny
 from vitkit.errors import UnknownName, pick
 from vitkit.speed import ENGINES
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")      # inductor's own imports
+
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
 def test_an_engine_keeps_the_models_answers(name: str) -> None:

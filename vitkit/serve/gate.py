@@ -56,6 +56,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]) -> None:
         self.app, self.service, self.settings, self.paths = app, service, service.settings, paths
         self.inside = 0            # requests that are being answered
+        self.held = 0              # bytes of their bodies
         self.accepted = 0          # of all times
         self.answered = 0
         self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
@@ -77,6 +78,7 @@ class Gate:
             await visit.refuse(error)
         finally:
             self.inside -= 1
+            self.held -= visit.size
             self.service.metrics.inside.dec()
             if visit.complete:
                 self.answered += 1
@@ -132,10 +134,13 @@ class Visit:
             raise TooSlow(f"The request did not arrive within {self.gate.settings.body_seconds:g} s. Send it again, "
                           f"smaller or over a faster line.") from None
         self.size += len(message.get("body", b""))
+        self.gate.held += len(message.get("body", b""))
         self.more = bool(message.get("more_body"))
         self.gone = message["type"] == "http.disconnect"
         if self.size > self.gate.settings.max_bytes:
             raise too_large(self.gate)
+        if self.gate.held > self.gate.settings.max_held_bytes:
+            raise Busy("The server is busy: it holds as much as it can. Try again in a moment.")
         return message
 
     async def send(self, message: Message) -> None:

@@ -19,7 +19,7 @@ class Settings:
         max_queue: images accepted and not yet answered; beyond it the answer is 503 with Retry-After.
         max_requests: requests in the house at once, whatever they hold; beyond it the same 503.
         max_files: images in one request.
-        max_megabytes: size of one request.
+        max_megabytes: size of one request; all that are in the house together may hold eight times as much.
         max_megapixels: size of one image, read from its header before a pixel is decoded.
         body_seconds: time in which a request must have arrived.
         answer_seconds: time in which an accepted request is answered.
@@ -63,6 +63,11 @@ class Settings:
     def max_bytes(self) -> int:
         """Size of one request in bytes."""
         return int(self.max_megabytes * 2**20)
+
+    @property
+    def max_held_bytes(self) -> int:
+        """Size of all requests that are being answered together, in bytes."""
+        return 8 * self.max_bytes
 
     @property
     def max_pixels(self) -> int:
