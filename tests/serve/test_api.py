@@ -274,6 +274,7 @@ def test_a_long_thin_image_is_refused_before_it_grows() -> None:
 def test_token(client_with) -> None:
     client = client_with(token="correct-horse")
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "correct-horse"},
+                    {"Authorization": "Basic correct-horse"},
                     {"Authorization": "Bearer \u00e9".encode()}):
         refused = client.get("/v1/model", headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")

@@ -96,15 +96,16 @@ class Gate:
             raise RequestError(f"This server answers to {', '.join(s.hosts)}; the request was for another name. "
                                f"Allow it with --allow-host.")
         if s.token is not None and path.startswith(SECRET):
-            given = headers.get("authorization", "").partition(" ")[2].strip().encode("utf-8", "replace")
-            if not secrets.compare_digest(given, s.token.encode()):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            right = secrets.compare_digest(given.strip().encode("utf-8", "replace"), s.token.encode())
+            if scheme.lower() != "bearer" or not right:
                 raise Unauthorised("This server wants its token: send the header `Authorization: Bearer TOKEN`.")
         if scope["method"] == "POST":
             if self.inside > s.max_requests:
                 raise Busy(f"The server is busy: {s.max_requests} requests are its limit. "
                            f"Try again in {self.service.logits.patience()} s.")
             length = headers.get("content-length", "0")
-            if length.isdecimal() and int(length) > s.max_bytes:
+            if length.isdecimal() and (len(length) > 15 or int(length) > s.max_bytes):
                 raise too_large(self)
 
 
