@@ -1,0 +1,162 @@
+"""ONNX files: any batch and image size, the plain model's answers, and what the file says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.speed.exports import model, need, write
+from tests.speed.test_fused import relative
+from vitkit import ViT
+from vitkit.errors import ConfigError, InputError, MissingDependency, UnreadableFile
+from vitkit.model.predictor import Predictor
+from vitkit.speed import library
+from vitkit.speed.engines import ENGINES
+from vitkit.speed.exported import EXPORTS, Exported, export, is_exported, open_exported, through
+from vitkit.speed.graph import Graph
+
+EVERYTHING = {"layer_scale": 0.5, "num_register_tokens": 2, "pre_logits": True, "position_resize": "timm"}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
+    return write(tmp_path_factory.mktemp("onnx"), "tiny.onnx", "onnx", **EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def opened(written: tuple[ViT, Path]) -> Exported:
+    return open_exported(written[1])
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 32), (2, 32, 32), (5, 32, 32), (2, 48, 24), (1, 8, 64), (3, 8, 8)])
+def test_any_batch_and_any_size(written, opened, shape) -> None:
+    x = torch.randn(shape[0], 3, *shape[1:])
+    with torch.inference_mode():
+        assert relative(opened(x), written[0](x)) <= EXPORTS["onnx"].tolerance
+
+
+def test_it_is_a_predictor_that_knows_its_classes(written, opened) -> None:
+    model, _ = written
+    assert isinstance(opened, Predictor)
+    assert opened.input_spec == model.input_spec
+    assert opened.config == model.config
+    assert (opened.card.form, opened.card.merge, opened.card.any_size) == ("onnx", 0, True)
+    assert opened(torch.zeros(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_bad_pixels_are_refused_in_words(opened) -> None:
+    with pytest.raises(InputError, match="multiples of the patch size"):
+        opened(torch.zeros(1, 3, 33, 32))
+    with pytest.raises(InputError, match="3, height, width"):
+        opened(torch.zeros(1, 1, 32, 32))
+    with pytest.raises(InputError, match="batch of 0"):
+        opened(torch.zeros(0, 3, 32, 32))
+
+
+def test_feed_changes_what_it_is_fed(written) -> None:
+    opened = open_exported(written[1]).feed(48, mean=(0.25,), std=(0.5, 0.25, 0.125))
+    assert opened.input_spec.size == (48, 48)
+    assert opened.input_spec.mean == (0.25, 0.25, 0.25)
+    assert opened.input_spec.std == (0.5, 0.25, 0.125)
+    with pytest.raises(ConfigError, match="multiple of patch_size"):
+        opened.feed(50)
+
+
+def test_the_graph_is_plain_onnx(written) -> None:
+    """Another runtime needs nothing of ours: standard operators, named input and output, free sides."""
+    import onnx
+
+    model = onnx.load(str(written[1]))
+    onnx.checker.check_model(model)
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert not {"Resize"} & {node.op_type for node in model.graph.node}
+    assert [value.name for value in model.graph.input] == ["pixels"]
+    assert [value.name for value in model.graph.output] == ["logits"]
+    sides = model.graph.input[0].type.tensor_type.shape.dim
+    assert [bool(side.dim_param) for side in sides] == [True, False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), [
+    ("mean", {"pool": "mean", "position_resize": "huggingface"}),
+    ("no class token", {"pool": "mean", "class_token": False, "position_resize": "dinov2"}),
+    ("pruned", {"pruned_heads": {0: [1], 1: [0, 2]}, "position_resize": "torchvision"}),
+    ("gray", {"num_channels": 1, "hidden_act": "gelu_tanh", "position_resize": "timm-npz"}),
+    ("padded", {"pad_input": True, "image_size": 30}),
+    ("one patch", {"image_size": 8}),
+])
+def test_other_kinds(tmp_path: Path, name: str, changes: dict) -> None:
+    model, path = write(tmp_path, "tiny.onnx", "onnx", **changes)
+    opened = open_exported(path)
+    with torch.inference_mode():
+        for size in (model.config.image_hw, (40, 24)):
+            x = torch.randn(2, model.config.num_channels, *size)
+            assert relative(opened(x), model(x)) <= EXPORTS["onnx"].tolerance
+
+
+@pytest.mark.slow
+def test_merged(tmp_path: Path) -> None:
+    model, path = write(tmp_path, "tiny.onnx", "onnx", merge=4, num_hidden_layers=3)
+    opened = open_exported(path)
+    with torch.inference_mode():
+        for batch in (1, 3):
+            x = torch.randn(batch, 3, 32, 32)
+            assert relative(opened(x), Graph(model, 4)(x)) < 1e-5
+    with pytest.raises(InputError, match=r"exported for images of 32 x 32; got 40 x 32"):
+        opened(torch.zeros(1, 3, 40, 32))
+    with pytest.raises(ConfigError, match="takes images of 32 x 32 only"):
+        opened.feed(48)
+
+
+@pytest.mark.slow
+def test_half_precision_weights_run_in_full(tmp_path: Path) -> None:
+    need()
+    half = model().bfloat16()
+    export(half, "onnx", tmp_path / "half.onnx")
+    assert next(half.parameters()).dtype == torch.bfloat16          # the model itself is left as it was
+    assert next(half.parameters()).requires_grad
+    x = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert relative(open_exported(tmp_path / "half.onnx")(x), half.float()(x)) <= EXPORTS["onnx"].tolerance
+
+
+def test_mistakes(tmp_path: Path, written) -> None:
+    model, _ = written
+    with pytest.raises(ConfigError, match=r"onnx files end in \.onnx; got 'model\.xml'"):
+        export(model, "onnx", tmp_path / "model.xml")
+    with pytest.raises(UnreadableFile, match="There is no file"):
+        open_exported(tmp_path / "missing.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no protobuf at all")
+    with pytest.raises(UnreadableFile, match="is no ONNX file"):
+        open_exported(tmp_path / "broken.onnx")
+    with pytest.raises(ConfigError, match="export it first"):
+        through("openvino-int8", model)
+    assert is_exported("a/b.onnx")
+    assert is_exported("b.xml")
+    assert not is_exported("b.safetensors")
+
+
+def test_a_foreign_onnx_file_is_told(tmp_path: Path, written) -> None:
+    import onnx
+
+    model = onnx.load(str(written[1]))
+    del model.metadata_props[:]
+    onnx.save(model, str(tmp_path / "foreign.onnx"))
+    with pytest.raises(UnreadableFile, match="not written by this version"):
+        open_exported(tmp_path / "foreign.onnx")
+
+
+def test_the_engine_row(written) -> None:
+    need()
+    model = written[0]
+    forward, x = ENGINES["onnx"].build(model), torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        assert relative(forward(x), model(x)) <= ENGINES["onnx"].tolerance
+
+
+def test_a_missing_library_carries_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"needs onnxruntime: pip install 'vitkit\[export\]'"):
+        library.library("onnxruntime")
