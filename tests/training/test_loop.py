@@ -263,3 +263,16 @@ def test_settings_of_the_machine_may_change(tmp_path: Path) -> None:
     run(tmp_path / "r", watch=stop_at(3))
     _, outcome = run(tmp_path / "r", resume=True, settings={**SETTINGS, "micro_batch": 8, "workers": 1})
     assert outcome.step == 12
+
+
+def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import loop
+
+    for epochs, expected in ((2, [8, 16, 17]), (0.5, [5])):
+        folder, _ = run(tmp_path / f"{epochs}", tiny(steps=None, epochs=epochs, warmup=0, batch_size=200),
+                        settings={"evaluate_every": None})
+        assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == expected
+    monkeypatch.setattr(loop, "MOST_VALIDATIONS", 2)
+    folder, _ = run(tmp_path / "many", tiny(steps=None, epochs=3, warmup=0, batch_size=200),
+                    settings={"evaluate_every": None})
+    assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == [13, 25]

@@ -40,6 +40,7 @@ from vitkit.training.track import Trackers
 
 Watch = Callable[[dict[str, Any]], None]        # is told of every line of metrics, and of each step ("event": "step")
 
+MOST_VALIDATIONS = 50       # of a run that is not told how often
 LEAST_SCALE = 2.0 ** -8     # fp16's loss scale below which overflow is no accident any more
 
 
@@ -110,7 +111,7 @@ class Loop:
         self.progress = Progress()
         self.trackers: Trackers | None = None
         epoch = max(1, round(len(train) / recipe.batch_size))
-        self.evaluate_every = settings.evaluate_every or epoch
+        self.evaluate_every = settings.evaluate_every or max(epoch, -(-self.total // MOST_VALIDATIONS))
         self.save_every = settings.save_every or self.evaluate_every
 
     def resume(self) -> int:

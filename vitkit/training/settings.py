@@ -29,7 +29,8 @@ class Settings:
         deterministic: whether CUDA uses only kernels that repeat to the bit (slower; the CPU's always do).
         checkpointing: whether activations are computed twice, to save memory.
         log_every: steps between lines of training metrics.
-        evaluate_every: steps between validations; None for once an epoch, and at the end.
+        evaluate_every: steps between validations; None for once an epoch (less often in a run of very many), and at
+            the end.
         save_every: steps between saves; None for at every validation.
         trackers: rows of track.NAMES.
     """
