@@ -24,6 +24,7 @@ SILENT = {"", "text", "json", "toml"}       # shown, not run
 NO_RUN: dict[str, list[str]] = {
     "README.md": ["make demo"],
     "CONTRIBUTING.md": ["make check"],
+    "speed.md": ["vitkit export small.safetensors --to onnx --out small.onnx"],     # tests/speed/test_export.py does
 }
 
 
