@@ -163,7 +163,7 @@ def test_health_metrics_and_docs(client, service) -> None:
 
 
 def test_page_and_its_headers(client) -> None:
-    for path in ("/", "/docs", "/page/app.js", "/page/style.css", "/page/icon.svg"):
+    for path in ("/", "/docs", "/page/app.js", "/page/style.css", "/page/look.js"):
         answer = client.get(path)
         assert answer.status_code == 200
         assert "default-src 'none'" in answer.headers["content-security-policy"]

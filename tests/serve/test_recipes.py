@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from vitkit.cli import app
+from vitkit.serve.pages import PAGE
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,6 +26,15 @@ def test_what_a_container_starts(file: str) -> None:
         assert context.params["host"] == "0.0.0.0"
         assert f"EXPOSE {context.params['port']}" in text
     assert re.search(r"^USER (?!root)", text, re.M)
+
+
+def test_an_installed_vitkit_has_the_page() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
+                             )["tool"]["setuptools"]["package-data"]["vitkit"]
+    for name, _ in PAGE.values():
+        assert (ROOT / "vitkit/serve/page" / name).is_file()
+        assert f"**/*{Path(name).suffix}" in patterns
+    assert {file.name for file in (ROOT / "vitkit/serve/page").iterdir()} == {name for name, _ in PAGE.values()}
 
 
 def test_the_build_context_holds_what_is_copied() -> None:

@@ -17,7 +17,6 @@ PAGE: dict[str, tuple[str, str]] = {
     "/page/look.js": ("look.js", "text/javascript; charset=utf-8"),
     "/page/camera.js": ("camera.js", "text/javascript; charset=utf-8"),
     "/page/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 # path -> (file, what it shows): two real photos that come with scikit-learn
 SAMPLES: dict[str, tuple[str, str]] = {
