@@ -66,8 +66,10 @@ async function ask(file, thumb) {
       showBars(found.top);
       const [first] = found.top;
       say(`${first.class}, ${percent(first.p)}. Answered in ${((performance.now() - start) / 1000).toFixed(2)} s.`);
-      $("inside").hidden = false;
-      await look.show(file, found.top, signal);
+      if (Object.keys(model.explanations).length) {      // an exported file only predicts
+        $("inside").hidden = false;
+        await look.show(file, found.top, signal);
+      }
     } else {
       $("bars").replaceChildren();
       say("This model names no classes, but you can look inside it.");
