@@ -174,6 +174,8 @@ def test_mistakes(tmp_path: Path, weights: Path, photos: Path) -> None:
         images_for(None, weights, plain, 10, 10)
     with pytest.raises(ConfigError, match="Unknown export 'onyx', did you mean 'onnx'"):
         run("export", weights, "--to", "onyx")
+    with pytest.raises(ConfigError, match="only predicts"):
+        run("export", "food.onnx", "--to", "onnx")
     headless = model(num_classes=0)
     with pytest.raises(ConfigError, match="no head"):
         export_file(headless, "onnx", tmp_path / "x.onnx", images_for(None, weights, plain, 0, 1))

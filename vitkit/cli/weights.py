@@ -46,7 +46,12 @@ def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: 
     from vitkit import checkpoints
     from vitkit.cli.describe import image_size
     from vitkit.cli.inspect import numbers
+    from vitkit.errors import ConfigError
+    from vitkit.speed.exported import is_exported
 
+    if is_exported(weights):
+        raise ConfigError(f"{weights} is an exported file, which only predicts (predict, eval, serve); give the weights "
+                          f"that it was made of.")
     given: dict[str, Any] = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"),
                              "image_size": image_size(size)}
     model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
