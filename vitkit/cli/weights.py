@@ -50,8 +50,8 @@ def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: 
     from vitkit.speed.exported import is_exported
 
     if is_exported(weights):
-        raise ConfigError(f"{weights} is an exported file, which only predicts (predict, eval, serve); give the weights "
-                          f"that it was made of.")
+        raise ConfigError(f"{weights} is an exported file, which only predicts (predict, eval, serve); give the "
+                          f"weights that it was made of.")
     given: dict[str, Any] = {"mean": numbers(mean, "--mean"), "std": numbers(std, "--std"),
                              "image_size": image_size(size)}
     model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
