@@ -1,6 +1,6 @@
 """kill -9 at many random moments, in processes of their own: the run that went on must equal the one never cut.
 
-    python -m benchmarks.kill [--kills 20] [--steps 400] [--seed 0]
+    python -m benchmarks.kill [--kills 20] [--steps 1000] [--seed 0]
 
 A small ViT with dropout, stochastic depth, MixUp and EMA learns the digits, saving after every 5th step, so that many
 kills come while a checkpoint is written; each is resumed with another number of workers. Prints the moments, and how
@@ -46,7 +46,7 @@ def saving(out: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw = random.Random(args.seed)
@@ -58,18 +58,17 @@ def main() -> None:
         began = time.monotonic()
         assert child(whole, args.steps, 0).wait() == 0
         print(f"uncut: {time.monotonic() - began:.1f} s")
+        pause = (time.monotonic() - began) / args.kills         # so that the kills are spread over the run
         kills = during = 0
         while kills < args.kills:
             process, before = child(cut, args.steps, kills % 3), state(cut)
             while process.poll() is None and state(cut) == before:        # until this process has saved something
                 time.sleep(0.01)
-            # Every second kill waits for a save to begin, and then for a moment more.
-            if kills % 2:
+            time.sleep(draw.uniform(0, pause))
+            if kills % 2:               # every second kill waits for a save to begin, and then for a moment more
                 while process.poll() is None and not saving(cut):
                     pass
                 time.sleep(draw.uniform(0, 0.004))
-            else:
-                time.sleep(draw.uniform(0, 0.3))
             if process.poll() is not None:
                 print("the run ended before it could be killed; use more --steps")
                 break
