@@ -64,7 +64,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 app = typer.Typer(
-    help="The Vision Transformer as real software: models, checkpoints, data.",
+    help="The Vision Transformer as real software: train, probe, evaluate, look inside, convert, serve.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
