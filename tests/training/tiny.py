@@ -54,6 +54,8 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                                    "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                                    "MASTER_PORT": str(port)}
+                if "accelerate" in sys.modules:     # a tracker's test may have told it that it is alone
+                    sys.modules["accelerate"].PartialState._reset_state()
                 warnings.simplefilter("ignore")
                 work(rank)
                 code = 0
