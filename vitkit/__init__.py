@@ -30,7 +30,8 @@ _HOME = {                       # public name -> module that holds it
     "predict": "vitkit.evaluation.predict",
     "set_seeds": "vitkit.seeds",
 }
-_ROOMS = ("checkpoints", "data", "errors", "evaluation", "explain", "features", "huggingface", "model", "paper")
+_ROOMS = ("checkpoints", "data", "errors", "evaluation", "explain", "features", "huggingface", "model", "paper",
+          "report", "speed", "training")
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

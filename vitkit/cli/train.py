@@ -140,7 +140,7 @@ def carry_out(ready: Any, report: bool = True) -> None:
     if main:
         best = f", best on validation {outcome.best:.2%}" if outcome.best is not None else ""
         print(f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. The run is {run.path}; it stands "
-              f"wherever weights are taken:\n  vitkit eval {ready.info['data']['spec']} --from {run.path}")
+              f"wherever weights are taken:\n  vitkit eval {run.path} {ready.info['data']['spec']}")
     if main and report:
         from vitkit.jobs.report import after
         print(after(run.path))
