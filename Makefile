@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Two busy thread pools on few cores crawl when they spin.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow check bench format clean
+.PHONY: demo test test-slow check bench clean
 
 # torch is installed first and alone, at its pinned version: no other package may then pull another build of it.
 $(VENV)/user: pyproject.toml constraints.txt
@@ -28,7 +28,6 @@ test-slow: $(VENV)/dev
 	$(BIN)/pytest -m slow --durations=15
 
 check: $(VENV)/dev
-	$(BIN)/ruff format --check benchmarks tests vitkit || true
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test

@@ -105,9 +105,9 @@ def test_bad_input_spec_is_refused(values, words) -> None:
 
 
 def test_spec_and_config_must_fit() -> None:
-    with pytest.raises(ConfigError, match="takes 1 channels.*gives 3"):
+    with pytest.raises(ConfigError, match=r"takes 1 channels.*gives 3"):
         InputSpec().check(ViTConfig(num_channels=1))
-    with pytest.raises(ConfigError, match="has 3 classes.*names 2"):
+    with pytest.raises(ConfigError, match=r"has 3 classes.*names 2"):
         InputSpec(class_names=("a", "b")).check(ViTConfig(num_classes=3))
     assert InputSpec.of(ViTConfig(num_channels=5)).channels == "raw"
 

@@ -146,7 +146,8 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"pool": "mean"}, {"pool": "mean", "norm_after_pool": True},
-                                     {"pool": "mean", "class_token": False}, {"num_register_tokens": 2, "pool": "mean"}])
+                                     {"pool": "mean", "class_token": False},
+                                     {"num_register_tokens": 2, "pool": "mean"}])
 def test_mean_pooling(changes) -> None:
     model, x = tiny(**changes), pixels()
     z = model.hidden_states(x)[-1][:, -16:]
