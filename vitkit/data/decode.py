@@ -78,7 +78,8 @@ def reason(error: BaseException) -> str:
 
 def bad(name: str, why: str) -> BadImage:
     """The error of one image: its name, the reason, and what to do."""
-    return BadImage(f"{name}: {why}. Repair or remove it, see `vitkit doctor`, or train with --bad-images skip.")
+    return BadImage(f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and training can leave "
+                    f"them out (--bad-images skip).")
 
 
 def header(raw: bytes, name: str) -> Image.Image:
