@@ -43,7 +43,7 @@ def test_int8_with_merging(written_int8) -> None:
     model, path = written_int8
     opened, x = open_exported(path), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
-        assert relative(opened(x), Graph(model, 3)(x)) < 0.15
+        assert relative(opened(x), Graph(model, 3)(x)) < 0.2
         assert opened(x[:1]).shape == (1, 5)
     assert (opened.card.merge, opened.card.any_size) == (3, False)
     assert opened.input_spec.class_names == model.input_spec.class_names

@@ -91,6 +91,6 @@ ENGINES: dict[str, Engine] = {
     "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit floating-point matrix products; CUDA only"),
     "onnx": Engine(exported("onnx"), 1e-5, "ONNX Runtime, fp32 on the CPU"),
     "openvino": Engine(exported("openvino"), 1e-5, "OpenVINO, fp32 on the CPU"),
-    "openvino-int8": Engine(exported("openvino-int8"), 0.15, "OpenVINO, int8 on the CPU; export it with your images "
+    "openvino-int8": Engine(exported("openvino-int8"), 0.2, "OpenVINO, int8 on the CPU; export it with your images "
                                                              "first, and serve the file"),
 }

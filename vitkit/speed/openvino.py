@@ -25,6 +25,7 @@ from vitkit.speed.library import check_instructions, library
 from vitkit.speed.onnx import KEY, Array, example
 
 KEPT = 4            # image sizes that stay compiled
+SMOOTH = 0.8        # share of large activations that moves into weights (SmoothQuant): 0.5 and 0.95 were worse
 
 
 def converted(graph: Graph) -> Any:
@@ -76,7 +77,9 @@ def write_int8(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) ->
         warnings.simplefilter("ignore")
         model = nncf.quantize(model, nncf.Dataset(images), subset_size=len(images),
                               model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED,
-                              ignored_scope=nncf.IgnoredScope(names=precise(model)))
+                              ignored_scope=nncf.IgnoredScope(names=precise(model)),
+                              advanced_parameters=nncf.AdvancedQuantizationParameters(
+                                  smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTH)))
     save(model, path, card)
 
 
