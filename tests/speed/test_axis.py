@@ -28,3 +28,10 @@ def test_a_whole_table(rule: str) -> None:
     table = torch.randn(1, 1 + 7 * 5, 6)
     expected = resize(table, (7, 5), (4, 9), rule)
     assert (resized(table, (7, 5), (4, 9), rule) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_same_size_is_not_resized(rule: str) -> None:
+    table = torch.randn(1, 1 + 7 * 5, 6)
+    assert torch.equal(resized(table, (7, 5), (7, 5), rule), table)
+    assert (resized(table, (7, 5), (7, 6), rule) - resize(table, (7, 5), (7, 6), rule)).abs().max() < 2e-5

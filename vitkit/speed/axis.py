@@ -88,6 +88,11 @@ def count(i: Tensor) -> Tensor:
     return i[-1] + 1
 
 
+def equal(n: int, i: Tensor) -> Tensor:
+    """The matrix that changes nothing, [m, n]; DINOv2's rule shifts even where the size is the same."""
+    return hat(i[:, None] - torch.arange(n, dtype=i.dtype))
+
+
 AXES: dict[str, Callable[[int, Tensor], Tensor]] = {       # the rows of model.positions.RULES
     "google": linear(corners),
     "timm-npz": linear(centres),
@@ -108,7 +113,9 @@ def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str
         rule: a row of AXES.
     """
     matrix, patches = pick(AXES, rule, "position rule"), old[0] * old[1]
-    rows, columns = (matrix(n, torch.arange(m, dtype=torch.float32)) for n, m in zip(old, new, strict=True))
+    i = [torch.arange(m, dtype=torch.float32) for m in new]
+    same = hat(count(i[0]) - old[0]) * hat(count(i[1]) - old[1])          # 1 where nothing is to be resized, else 0
+    rows, columns = (same * equal(n, axis) + (1 - same) * matrix(n, axis) for n, axis in zip(old, i, strict=True))
     grid = table[0, -patches:].float().unflatten(0, old)                                  # [old0, old1, D]
     grid = (rows @ grid.flatten(1)).unflatten(1, (old[1], -1))                            # [new0, old1, D]
     grid = columns @ grid                                                                 # [new0, new1, D]
