@@ -9,7 +9,7 @@
     over MAX_PIXELS     refused before a pixel is decoded
 
 Evaluation sees the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
-never below the size that is wanted: `region`. Where simplejpeg is installed it does that; its pixels are the same.
+never below the size that is wanted: `region`. Where simplejpeg is installed it does both; its pixels are the same.
 """
 
 from __future__ import annotations
@@ -150,6 +150,9 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
         return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
     image = header(raw, name) if isinstance(raw, bytes) else raw
     try:
+        if isinstance(raw, bytes) and (pixels := _turbo(raw, image, 1)) is not None:
+            turn, image = orientation(image), Image.fromarray(pixels)
+            return image.transpose(TURNED[turn]) if turn != 1 else image
         image.load()
         turn = orientation(image)      # after load: a PNG's metadata may stand behind its pixels
         image = eight_bit(image, name)
