@@ -225,14 +225,13 @@ def bench(name: str = "vit-b/16", *, batch: int = 8, device: str = "cpu", dtype:
     kind = getattr(torch, dtype or ("bfloat16" if where.type == "cuda" else "float32"), None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ConfigError(f"dtype must be a floating-point type of torch, such as float32; got {dtype!r}.")
-    c = variant(name)
+    c, load = variant(name), os.getloadavg()[0]         # before building: exporting is a load of our own
     model = ViT(c).eval().to(where, kind)
     found = gather(model, OURS[where.type] if engines is None else engines, list(PEERS) if peers is None else peers,
                    merge, compiled if compiled is not None else where.type == "cuda", kind)
     x = torch.randn(batch, c.num_channels, *c.image_hw, device=where, dtype=kind)
     runs = {**found.ours, **found.peers, LIMIT: limit(c, batch, where, kind)}
     gc.collect()
-    load = os.getloadavg()[0]
     took = alternate(runs, x, rounds, seconds)
     middle = {name: statistics.median(values) for name, values in took.items()}
     best = min(found.peers, key=lambda name: middle[name], default="")
