@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitkit.jobs.peers import PEERS
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.vit import ViT
 from vitkit.speed.training import Lean
@@ -31,62 +32,11 @@ from vitkit.speed.training import Lean
 K = 1000
 
 
-def define_missing_operators() -> None:
-    """torchvision's Python files import beside a torch whose compiled operators they lack, once these are declared.
-
-    Beside a CUDA build its own operators load, and declaring them twice would end the process."""
-    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
-        for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                       "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
-            with contextlib.suppress(RuntimeError):
-                torch.library.define(f"torchvision::{schema.partition('(')[0]}", "(" + schema.partition("(")[2])
-
-
 def ours(c: ViTConfig) -> nn.Module:
     return Lean(ViT(c))         # as our loop runs it
 
 
-def timm_model(c: ViTConfig) -> nn.Module:
-    define_missing_operators()
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(img_size=c.image_hw, patch_size=c.patch_size, embed_dim=c.hidden_size, num_classes=K,
-                             depth=c.num_hidden_layers, num_heads=c.num_attention_heads,
-                             mlp_ratio=c.intermediate_size / c.hidden_size)
-
-
-def transformers_model(c: ViTConfig) -> nn.Module:
-    define_missing_operators()
-    import transformers
-
-    config = transformers.ViTConfig(
-        hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
-        intermediate_size=c.intermediate_size, patch_size=c.patch_size, image_size=c.image_hw[0], num_labels=K)
-    model = transformers.ViTForImageClassification(config)
-
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.model(pixel_values=x).logits
-
-    return Logits()
-
-
-def torchvision_model(c: ViTConfig) -> nn.Module:
-    define_missing_operators()
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(image_size=c.image_hw[0], patch_size=c.patch_size, num_layers=c.num_hidden_layers,
-                             num_heads=c.num_attention_heads, hidden_dim=c.hidden_size, mlp_dim=c.intermediate_size,
-                             num_classes=K)
-
-
-MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {
-    "vitkit": ours, "timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model,
-}
+MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, **PEERS}
 
 
 def step_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool) -> Callable[[], None]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from vitkit.checkpoints.verify import peer
 from vitkit.errors import MissingDependency
 from vitkit.model.config import ViTConfig
 
@@ -23,17 +22,7 @@ def library(name: str) -> Any:
     if importlib.util.find_spec(name.split(".", maxsplit=1)[0]) is None:
         raise MissingDependency(f"{name} is not installed; pip install {name.split('.', maxsplit=1)[0]} to have it "
                                 f"measured too.")
-    try:        # torchvision's operators do not load beside a CPU-only torch; the two that its Python asks for do here
-        declared = torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(declared)
-    except RuntimeError:
-        pass
-    return importlib.import_module(name)
-
-
-_KEPT: list[Any] = []       # operators live as long as their declaration does
+    return peer(name)
 
 
 def timm(c: ViTConfig) -> nn.Module:

@@ -102,7 +102,8 @@ RECIPES: dict[str, Recipe] = {
         augment=Augment(scale=(0.85, 1.0), ratio=(0.9, 1.1), flip=0.0)),
     "fashion": Recipe(
         source="ours", small_data=True, config=_FASHION,
-        expect="Fashion-MNIST from scratch: 91.1% in 50 epochs so far; the goal is 94.5%.", epochs=80, batch_size=512, lr=1.5e-3,
+        expect="Fashion-MNIST from scratch: 91.1% in 50 epochs so far; the goal is 94.5%.",
+        epochs=80, batch_size=512, lr=1.5e-3,
         weight_decay=0.1, warmup=0.05, clip=1.0, ema=0.999, drop_path=0.1, label_smoothing=0.1, val=0.05,
         augment=Augment(scale=(0.7, 1.0), ratio=(0.8, 1.25), erase=0.25),
         mix=Mix(mixup=0.2, cutmix=0.5, probability=0.5)),
