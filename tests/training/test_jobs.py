@@ -61,7 +61,7 @@ TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
     (["digits", *TINY], "Give --out"),
     (["--out", "r", *TINY], "Give the data"),
     (["nowhere", "--out", "r", *TINY], "no data at 'nowhere'"),
-    (["digits", "--out", "r", *TINY, "--warmup", "5000"], "more than a third of the 3,034 steps"),
+    (["digits", "--out", "r", *TINY, "--epochs", "60", "--warmup", "5000"], "more than a third of the 3,034 steps"),
     (["digits", "--out", "r", *TINY, "--micro-batch", "7"], "--micro-batch 7 does not divide the 32 images"),
     (["digits", "--out", "r", *TINY, "--accumulate", "5"], "--accumulate 5 does not divide"),
     (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "not both"),
