@@ -1,14 +1,15 @@
 # vitkit serve in a container: docker run --rm -p 127.0.0.1:8000:8000 -v ./runs/food:/weights:ro vitkit
-# A CPU image. For CUDA build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 and run with --gpus all.
+# For a small CPU image build with --build-arg TORCH_INDEX= and the address of PyTorch's index of CPU builds (its install
+# page names it); without it pip takes the default build, which runs on a CPU and, with --gpus all, on CUDA.
 FROM python:3.11-slim
 
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 # torch first and alone: no other package may then pull another build of it
-RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" torch
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY vitkit ./vitkit
 RUN pip install -c constraints.txt '.[serve]' && rm -rf /src
 
