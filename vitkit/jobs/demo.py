@@ -17,7 +17,7 @@ from vitkit.training.loop import Watch
 def demo(out: Path, *, seed: int = 0, epochs: float | None = None, watch: Watch | None = None) -> dict[str, Any]:
     """Train on nine tenths of the digits, then look once at the tenth that was left out.
 
-    The last weights are measured, not the best on that tenth: nothing was chosen by it.
+    The last weights are measured, not the best on that tenth: no weights were chosen by it.
 
     Args:
         out: the run's folder.
