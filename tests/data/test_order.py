@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.order import Order, rng, share
+from vitkit.data.order import Order, rng, rngs, seed_words, share
 from vitkit.errors import ConfigError
+
+DRAWN = [0.3546178129773735, 0.45937788753132336]      # a change of these changes every recorded run
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**31))
@@ -55,6 +57,34 @@ def test_no_two_places_share_a_stream():
     assert draws == [rng(5, *place).random() for place in places]
 
 
+@given(st.integers(1, 40), st.integers(1, 90), st.integers(0, 100))
+@settings(deadline=None, max_examples=50)
+def test_rows_are_the_places_one_by_one(count, batch, step):
+    order = Order(count, batch, seed=2)
+    assert order.rows(step) == [order.at(place) for place in range(step * batch, (step + 1) * batch)]
+
+
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=7, max_size=7), min_size=1, max_size=9), st.integers(1, 7))
+@settings(deadline=None, max_examples=50)
+def test_seeds_of_many_places_are_numpys(entropy, words):
+    rows = np.array(entropy, np.uint32)[:, :words]
+    expected = [np.random.SeedSequence(row).generate_state(4, np.uint64) for row in rows]
+    assert np.array_equal(seed_words(rows), expected)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**32, 2**70 + 1])
+def test_generators_of_many_places_are_those_of_each(seed):
+    for places in ([], [(0, 0)], [(3, i) for i in range(40)], [(0, 2**32 - 1), (2**33, 7)], [(4,)]):
+        draws = [(g.random(), g.integers(0, 7), g.random()) for g in rngs(seed, "sample", places)]
+        assert draws == [(g.random(), g.integers(0, 7), g.random())
+                         for g in (rng(seed, "sample", *place) for place in places)]
+
+
+def test_draws_are_those_of_every_run_before():
+    assert rng(7, "sample", 3, 11).random(2).tolist() == DRAWN
+    assert next(rngs(7, "sample", [(3, 11)])).random(2).tolist() == DRAWN
+
+
 def test_global_generators_are_left_alone():
     np.random.seed(0)
     before = np.random.get_state()[1].copy()
@@ -63,6 +93,7 @@ def test_global_generators_are_left_alone():
 
 
 @pytest.mark.parametrize("make", [lambda: Order(0, 4), lambda: Order(4, 0), lambda: rng(-1, "order", 0),
+                                  lambda: next(rngs(-1, "sample", [(0, 0)])),
                                   lambda: share(4, 2, 2)])
 def test_nonsense_is_refused(make):
     with pytest.raises(ConfigError):
