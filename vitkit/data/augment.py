@@ -176,7 +176,7 @@ def random_erase(x: Tensor, area: tuple[float, float], fill: str, spec: InputSpe
         h, w = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
         if 0 < h < H and 0 < w < W:
             top, left = int(rng.integers(0, H - h + 1)), int(rng.integers(0, W - w + 1))
-            colour: Array = np.broadcast_to(np.asarray(spec.mean)[:, None, None], (C, h, w))
+            colour: Array = np.asarray(spec.mean)[:, None, None]
             if fill == "noise":
                 colour = colour + rng.standard_normal((C, h, w)) * np.asarray(spec.std)[:, None, None]
             x = x.clone(memory_format=torch.contiguous_format)

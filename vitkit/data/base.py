@@ -118,9 +118,10 @@ class Pixels(Source):
             raise DataError(f"Expected one label for each image; got {len(images)} images and {len(self)} labels.")
         self._images = torch.from_numpy(np.array(images, dtype=np.uint8))
 
-    def raw(self, i: int) -> Image.Image:
-        """The pixels of image `i`."""
-        return Image.fromarray(self._images[i].numpy())
+    def raw(self, i: int) -> Array:
+        """The pixels of image `i`, [H, W, C] uint8."""
+        image: Array = self._images.numpy()[i]
+        return image if image.ndim == 3 else image[:, :, None]
 
     def fingerprint(self) -> str:
         """A hash of the class names, the labels and every pixel."""

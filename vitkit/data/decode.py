@@ -204,8 +204,10 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
     Returns:
         [height, width, channels] uint8, not yet resized.
     """
-    if isinstance(raw, np.ndarray) and channels == {1: "gray", 3: "rgb"}.get(raw.shape[2]):
-        return raw[box[1]:box[3], box[0]:box[2]]
+    if isinstance(raw, np.ndarray):
+        part = np.ascontiguousarray(raw[box[1]:box[3], box[0]:box[2]])      # else torch's resize does it, and slower
+        fits = channels == {1: "gray", 3: "rgb"}.get(raw.shape[2])
+        return part if fits else _array(to_channels(decode(part, name), channels, count, name))
     if isinstance(raw, bytes):
         image = opened or header(raw, name)
         plain = image.format in JPEGS and image.mode in ("RGB", "L")
