@@ -116,6 +116,12 @@ def test_normalize_is_a_function_of_the_batch_row():
     assert torch.equal(normalize(x, spec)[2], normalize(x[2:3], spec)[0])
 
 
+def test_normalize_joins_parts_and_treats_each_image_as_if_alone():
+    parts = [torch.randint(0, 256, (n, 3, 28, 28), dtype=torch.uint8) for n in (60, 1, 0, 33)]
+    alone = torch.cat([normalize(image[None], InputSpec()) for part in parts for image in part])
+    assert torch.equal(normalize(parts, InputSpec()), alone)
+
+
 def test_conversion_leaves_a_fitting_image_alone():
     image = picture()
     assert to_channels(image, "rgb", 3) is image

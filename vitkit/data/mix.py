@@ -108,7 +108,7 @@ def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
     if how.weight == 1.0:
         return x, 1.0
     if how.box is None:
-        return x * how.weight + other * (1 - how.weight), how.weight
+        return (x * how.weight).add_(other * (1 - how.weight)), how.weight
     H, W = x.shape[2:]
     top, left, bottom, right = (round(share * side) for share, side in zip(how.box, (H, W, H, W)))
     out = x.clone()

@@ -6,7 +6,7 @@ default processor does. Normalising is written as the three operations that ever
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Sequence
 
@@ -26,6 +26,8 @@ FILTERS: dict[Interpolation, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+IN_CACHE = 2**16      # numbers
 
 
 def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
@@ -96,14 +98,22 @@ def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
     """
     parts = [x] if isinstance(x, Tensor) else list(x)
     device = parts[0].device
-    mean = torch.tensor(spec.mean, device=device)[:, None, None]
-    std = torch.tensor(spec.std, device=device)[:, None, None]
+    mean, std = _colours(spec.mean, device), _colours(spec.std, device)
     if device.type != "cpu":
         return torch.cat(parts).div(255).sub_(mean).div_(std)
     out = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.float32)
-    for image, z in zip(itertools.chain.from_iterable(parts), out):
-        z.copy_(image).div_(255).sub_(mean).div_(std)      # one image at a time stays in the processor's cache
+    few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))      # so few images at a time stay in the processor's cache
+    start = 0
+    for images in (images for part in parts for images in part.split(few)):
+        out[start:start + len(images)].copy_(images).div_(255).sub_(mean).div_(std)
+        start += len(images)
     return out
+
+
+@functools.lru_cache(maxsize=16)
+def _colours(values: tuple[float, ...], device: torch.device) -> Tensor:
+    # Kept: a copy to a GPU, however small, would wait for all that the GPU has yet to do.
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
