@@ -8,6 +8,7 @@ import torch
 
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, rng
+from vitkit.data.base import Pixels
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
@@ -43,6 +44,55 @@ def test_the_same_bytes_for_any_number_of_workers(photos, workers):
         return list(loader.batches(0, 4))
 
     assert all(same(a, b) for a, b in zip(run(0), run(workers), strict=True))
+
+
+class Tiny(Pixels):
+    """Images in memory, so small that they travel in larger pieces; those in `broken` cannot be read."""
+
+    def __init__(self, shape=(28, 28), broken=()):
+        draw = np.random.default_rng(0)
+        images, labels = draw.integers(0, 256, (400, *shape), dtype=np.uint8), draw.integers(0, 10, 400)
+        super().__init__(images, labels, list("0123456789"))
+        self.broken = broken
+
+    def raw(self, i):
+        if i in self.broken:
+            raise BadImage(f"{self.names[i]}: broken.")
+        return super().raw(i)
+
+
+@pytest.mark.parametrize("mix", [None, MIX], ids=["none", "mix"])
+@pytest.mark.parametrize("shape", [(28, 28), (32, 32, 3)], ids=["gray", "colour"])
+def test_tiny_images_are_the_same_for_any_number_of_workers_and_each_as_if_alone(shape, mix):
+    gray = len(shape) == 2
+    spec = InputSpec(size=(28, 28), channels="gray", mean=(0.3,), std=(0.4,)) if gray else SPEC
+    how = Augment(scale=(0.7, 1.0), erase=0.5)
+
+    def run(workers, start=0):
+        loader = TrainLoader(Tiny(shape), spec, how, batch_size=300, seed=3, mix=mix, workers=workers)
+        return list(loader.batches(start, 4))
+
+    here = run(0)
+    assert all(same(a, b) for a, b in zip(here, run(2), strict=True))
+    assert all(same(a, b) for a, b in zip(here[2:], run(1, 2), strict=True))
+    if mix is None:
+        source, loader = Tiny(shape), TrainLoader(Tiny(shape), spec, how, batch_size=300, seed=3)
+        for x, (epoch, index) in zip(here[1].pixels, loader.rows(1), strict=True):
+            image, _ = source.read(index)      # as Pillow has it, not as the array that the loader takes
+            assert torch.equal(x, normalize(augment(image, spec, how, rng(3, "sample", epoch, index))[None], spec)[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tiny_images_that_are_bad_are_skipped(workers):
+    broken = {3, 150, 151, 399}
+    loader = TrainLoader(Tiny(broken=broken), SPEC, batch_size=300, workers=workers, bad_images="skip")
+    seen = [i for batch in loader.batches(0, 3) for i in batch.index.tolist()]
+    assert len(seen) == 900
+    assert {loader.source.names[i] for i in broken} == set(loader.skipped)
+    assert set(seen) == set(range(400)) - broken
+    kept = [i for batch in EvalLoader(Tiny(broken=broken), SPEC, batch_size=300, workers=workers, bad_images="skip")
+            for i in batch.index.tolist()]
+    assert kept == [i for i in range(400) if i not in broken]
 
 
 def test_starting_at_a_step_is_having_come_there(photos):

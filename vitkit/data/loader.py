@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from vitkit.data.augment import Augment, augment
 from vitkit.data.base import Source
 from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
-from vitkit.data.order import Order, rng, share, within
+from vitkit.data.order import Array, Order, rngs, share, within
 from vitkit.data.preprocess import normalize, pixels, planes
 from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, DataError
@@ -35,7 +35,9 @@ Row = tuple[int, int]                        # epoch, index in the source
 Bad = tuple[int, str]                        # position in a piece, the error's sentence
 Device = torch.device | str | None
 
-PIECE = 32      # images that a worker makes at a time: small, so that the last ones keep every worker busy
+PIECE = 32             # images that a worker makes at a time: few, so that the last ones keep every worker busy
+TINY_PIECE = 128       # the same for tiny images in memory: handing over a piece costs the same however small it is
+TINY = 4096            # bytes of such an image, at most
 
 
 @dataclass(frozen=True)
@@ -64,33 +66,65 @@ class Batch:
         return mixing.soft_targets(self.labels, self.others, self.weight, classes, smoothing)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What a batch is made of.
+
+    Args:
+        rows: the images to read.
+    """
+
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class _Step(_Task):
+    """What a training batch is made of.
+
+    Args:
+        step: its number.
+        plan: the mix.
+        places: where in the step's order the rows stand; see `TrainLoader.plan`.
+    """
+
+    step: int
+    plan: mixing.Plan
+    places: list[int]
+
+
+Planned = TypeVar("Planned", bound=_Task)
+
+
 class _Work:
     """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out)."""
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
         self.source, self.spec, self.how, self.seed = source, spec, how, seed
         self.ready = source.ready_for == replace(spec, class_names=())
+        self.shape = (len(spec.mean), *spec.size)
+        self.tiny = source.in_memory and math.prod(self.shape) <= TINY
 
-    def one(self, row: Row) -> Tensor:
-        epoch, index = row
+    def one(self, index: int, rng: np.random.Generator | None) -> Tensor:
         name, raw = self.source.names[index], self.source.raw(index)
-        if self.how is None and self.ready and isinstance(raw, np.ndarray):
+        if self.how is not None and rng is not None:
+            return augment(raw, self.spec, self.how, rng, name)
+        if self.ready and isinstance(raw, np.ndarray):
             return planes(raw)
-        if self.how is None:
-            return pixels(decode(raw, name), self.spec, name)
-        return augment(raw, self.spec, self.how, rng(self.seed, "sample", epoch, index), name)
+        return pixels(decode(raw, name), self.spec, name)
 
-    def __call__(self, rows: list[Row]) -> tuple[Tensor, list[Bad]]:
-        out = torch.empty((len(rows), len(self.spec.mean), *self.spec.size), dtype=torch.uint8)
+    def __call__(self, rows: list[Row]) -> tuple[Tensor | Array, list[Bad]]:
+        out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
         bad: list[Bad] = []
         good = 0
-        for position, row in enumerate(rows):
+        generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
+        for position, ((_, index), rng) in enumerate(zip(rows, generators)):
             try:
-                out[good].copy_(self.one(row))
+                out[good].copy_(self.one(index, rng))
                 good += 1
             except BadImage as error:
                 bad.append((position, str(error)))
-        return out[:good], bad
+        # A tensor comes through shared memory of its own; an array through a pipe, which is sooner set up.
+        return out[:good].numpy() if self.tiny else out[:good], bad
 
 
 class _Loader:
@@ -113,19 +147,24 @@ class _Loader:
         self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
         self._work = _Work(source, spec, how, seed)
 
-    def _pieces(self, tasks: Callable[[], Iterable[list[Row]]], size: int) -> Iterator[tuple[list[Tensor], list[Bad]]]:
-        """Results of the tasks in their order; each task is cut into pieces, and its bad rows are counted together."""
-        cuts = (task[i:i + PIECE] for task in tasks() for i in range(0, len(task), PIECE))
-        ahead = max(2, -(-self.prefetch * -(-size // PIECE) // max(self.workers, 1)))
-        done = spread(self._work, cuts, self.workers, ahead=ahead, pin=self.device.type == "cuda")
-        for task in tasks():
+    def _pieces(self, tasks: Iterable[Planned], size: int) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
+        """The tasks with their results; each task is cut into pieces, and its bad rows are counted together."""
+        piece = TINY_PIECE if self._work.tiny else PIECE
+        given, awaited = itertools.tee(tasks)      # workers run ahead; what they were given is kept until it is awaited
+        cuts = (task.rows[i:i + piece] for task in given for i in range(0, len(task.rows), piece))
+        ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
+        pin = self.device.type == "cuda"
+        done = spread(self._work, cuts, self.workers, ahead=ahead, pin=pin and not self._work.tiny)
+        for task in awaited:
             parts: list[Tensor] = []
             bad: list[Bad] = []
-            for start in range(0, len(task), PIECE):
+            for start in range(0, len(task.rows), piece):
                 part, trouble = next(done)
-                parts.append(part)
+                parts.append(torch.as_tensor(part))
                 bad += [(start + position, why) for position, why in trouble]
-            yield parts, bad
+            if self._work.tiny and pin:      # one copy to the GPU instead of many
+                parts = [torch.cat(parts).pin_memory()]
+            yield task, parts, bad
 
     def _skip(self, index: int, why: str) -> None:
         """Record an image that cannot be read, or raise where the run shall fail."""
@@ -138,7 +177,7 @@ class _Loader:
                 self.on_bad(name, why)
 
     def _labels(self, rows: list[Row]) -> Tensor:
-        return torch.tensor([int(self.source.labels[i]) for _, i in rows], dtype=torch.int64)
+        return torch.from_numpy(self.source.labels[[i for _, i in rows]]).to(torch.int64)
 
     def _to_device(self, x: Tensor) -> Tensor:
         return x.to(self.device, non_blocking=True)
@@ -185,16 +224,20 @@ class TrainLoader(_Loader):
         Its own come first; behind them the partners that belong to another process.
         """
         plan = mixing.plan(self.mix, self.seed, step, self.batch_size)
-        own = list(range(self.batch_size))[share(self.batch_size, self.rank, self.ranks)]
+        own = range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)]
         if plan.weight == 1.0:
-            return plan, own
-        return plan, own + [p for p in dict.fromkeys(mixing.partner(o, self.batch_size) for o in own) if p not in own]
+            return plan, list(own)
+        partners = dict.fromkeys(mixing.partner(o, self.batch_size) for o in own)
+        return plan, [*own, *(p for p in partners if p not in own)]
 
     def rows(self, step: int) -> list[Row]:
         """(epoch, index) of the images this process reads at a step."""
+        return self._step(step).rows
+
+    def _step(self, step: int) -> _Step:
         plan, places = self.plan(step)
         everything = self.order.rows(step)
-        return [everything[plan.order[place]] for place in places]
+        return _Step([everything[plan.order[place]] for place in places], step, plan, places)
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """The batches of steps start, start + 1, ... (up to `stop`, else for ever).
@@ -203,23 +246,18 @@ class TrainLoader(_Loader):
             start: first step; costs the same wherever it lies.
             stop: step before which it ends.
         """
-        def tasks() -> Iterator[list[Row]]:
-            step = start
-            while stop is None or step < stop:
-                yield self.rows(step)
-                step += 1
-
-        for step, (x, bad) in enumerate(self._pieces(tasks, self.batch_size // self.ranks), start):
-            yield self._assemble(step, *self._replace(step, self.rows(step), x, bad))
+        steps = itertools.count(start) if stop is None else range(start, stop)
+        for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks):
+            yield self._assemble(*self._replace(step, x, bad))
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
-    def _replace(self, step: int, rows: list[Row], x: list[Tensor], bad: list[Bad]) -> tuple[list[Row], list[Tensor]]:
+    def _replace(self, step: _Step, x: list[Tensor], bad: list[Bad]) -> tuple[_Step, list[Tensor]]:
         """Put the next readable images of the order where bad ones were: batches keep their size."""
         if not bad:
-            return rows, x
-        plan, places = self.plan(step)
+            return step, x
+        rows = list(step.rows)
         good = itertools.chain.from_iterable(x)
         why = dict(bad)
         images: list[Tensor] = []
@@ -228,10 +266,10 @@ class TrainLoader(_Loader):
                 images.append(next(good))
                 continue
             self._skip(rows[position][1], why[position])
-            place = step * self.batch_size + plan.order[places[position]]
+            place = step.step * self.batch_size + step.plan.order[step.places[position]]
             rows[position], image = self._next_readable(place)
             images.append(image)
-        return rows, [torch.stack(images)]
+        return replace(step, rows=rows), [torch.stack(images)]
 
     def _next_readable(self, place: int) -> tuple[Row, Tensor]:
         for ahead in range(1, 2 * len(self.source) + 1):
@@ -240,12 +278,12 @@ class TrainLoader(_Loader):
                 continue
             x, bad = self._work([row])
             if not bad:
-                return row, x[0]
+                return row, torch.as_tensor(x[0])
             self._skip(row[1], bad[0][1])
         raise DataError("No image of the data set can be read; run `vitkit doctor` on it.")
 
-    def _assemble(self, step: int, rows: list[Row], x: list[Tensor]) -> Batch:
-        plan, places = self.plan(step)
+    def _assemble(self, step: _Step, x: list[Tensor]) -> Batch:
+        rows, plan, places = step.rows, step.plan, step.places
         count = len(range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)])
         labels = self._labels(rows)
         z = normalize([self._to_device(part) for part in x], self.spec)
@@ -254,7 +292,7 @@ class TrainLoader(_Loader):
         if plan.weight != 1.0:
             at = {place: i for i, place in enumerate(places)}
             partners = torch.tensor([at[mixing.partner(place, self.batch_size)] for place in places[:count]])
-            out, weight = mixing.apply(out, z[partners.to(z.device)], plan)
+            out, weight = mixing.apply(out, z[self._to_device(partners)], plan)
             others = labels[partners]
         index = torch.tensor([i for _, i in rows[:count]], dtype=torch.int64)
         return Batch(out, *map(self._to_device, (labels[:count], index, others, torch.full((count,), weight))))
@@ -286,11 +324,10 @@ class EvalLoader(_Loader):
         return math.ceil(len(self.indices) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        def tasks() -> Iterator[list[Row]]:
-            for i in range(0, len(self.indices), self.batch_size):
-                yield [(0, index) for index in self.indices[i:i + self.batch_size]]
-
-        for rows, (x, bad) in zip(tasks(), self._pieces(tasks, self.batch_size)):
+        starts = range(0, len(self.indices), self.batch_size)
+        tasks = (_Task([(0, index) for index in self.indices[i:i + self.batch_size]]) for i in starts)
+        for task, x, bad in self._pieces(tasks, self.batch_size):
+            rows = task.rows
             for position, why in bad:
                 self._skip(rows[position][1], why)
             left_out = {position for position, _ in bad}
