@@ -16,7 +16,7 @@ from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
 from vitkit.speed.kernels import FP8, add_norm, mlp_fp8, to_fp8
-from vitkit.speed.training import training_forward
+from vitkit.speed.training import fused_forward, training_forward
 
 KINDS = {
     "paper": {},
@@ -55,6 +55,21 @@ def test_training_forward_equals_plain_with_gradients(changes) -> None:
         logits.square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     for mine, theirs in zip(gradients[1], gradients[0], strict=True):
+        assert relative(mine, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "all extras"])      # layer scale is not fused
+def test_fused_training_equals_plain_with_gradients(name) -> None:
+    model = tiny(num_hidden_layers=3, drop_path_rate=0.4, **KINDS[name]).train()
+    x = pixels(5, model.config.num_channels, 32, 32)
+    found = []
+    for forward in (lambda x: model(x), lambda x: fused_forward(model, x, torch.float32)):
+        model.zero_grad()
+        torch.manual_seed(3)                        # the same branches are left out
+        logits = forward(x)
+        (logits.square().mean() + logits[0].sum()).backward()
+        found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
+    for mine, theirs in zip(found[1], found[0], strict=True):
         assert relative(mine, theirs) < 1e-4
 
 

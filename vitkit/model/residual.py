@@ -16,6 +16,13 @@ class Residual(nn.Module):
         self.rate = c.drop_path_rate * layer / max(c.num_hidden_layers - 1, 1)
         self.gamma = None if c.layer_scale is None else nn.Parameter(torch.full((c.hidden_size,), c.layer_scale))
 
+    def keep(self, images: int, device: torch.device) -> Tensor | None:
+        """[B], what stochastic depth multiplies the branch of each image with; None where it does nothing."""
+        if not self.training or self.rate == 0:
+            return None
+        keep = 1 - self.rate
+        return (torch.rand(images, device=device) < keep) / max(keep, 1e-6)
+
     def forward(self, branch: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.gamma is not None:

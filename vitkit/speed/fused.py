@@ -7,8 +7,9 @@ What changes, and why the answers do not (beyond rounding):
   - E of Eq. 1 is one matrix product over flattened patches; class token, registers and positions are one table.
   - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding).
   - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
-  - Attention takes the fastest of torch's kernels, chosen by timing them on the shapes at hand.
-  - Small batches on CUDA are one graph launch instead of a hundred kernel launches.
+  - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand.
+  - Small batches on CUDA are one graph launch instead of a hundred kernel launches. Their longest product, the MLP's
+    second, may be cut along its length into parts that run side by side; the LayerNorm that reads next adds them up.
 
 Legend: B images, T tokens, M = B T, D width, h heads, d = D / h.
 """
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -29,9 +30,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitkit.errors import InputError
 from vitkit.model.inputs import fit
 from vitkit.model.vit import ViT
-from vitkit.speed.kernels import add_norm
+from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
 
 SMALL = 4096        # tokens in a batch up to which launching kernels takes longer than running them
+FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
+Attention = Callable[[Tensor, int, int, int], Tensor]       # qkv [M, 3 h d], heads, B, T -> [M, h d]
 
 
 @dataclass
@@ -65,7 +68,8 @@ class Fused:
         self.device, self.graphs = weight.device, graphs and weight.is_cuda
         self.dtype = dtype or (torch.bfloat16 if weight.is_cuda else weight.dtype)
         self.tables: dict[tuple[int, int], Tensor] = {}
-        self.kernels: dict[tuple[int, ...], SDPBackend] = {}
+        self.kernels: dict[tuple[int, ...], Attention] = {}
+        self.cuts: dict[int, int] = {}
         self.captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         with torch.no_grad():
             self.E = self.cast(weight.flatten(1).mT)                                      # [C P P, D]
@@ -138,19 +142,11 @@ class Fused:
             self.tables[grid] = torch.cat([*prefix, patches]).to(self.dtype)
         return self.tables[grid]
 
-    def patches(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """[B, C, H, W] -> [M, C P P]: flattened patches, after rows of zeros for the tokens before them."""
-        B, C, P, n = len(x), x.shape[1], self.config.patch_size, self.config.num_prefix_tokens
-        rows, columns = grid
-        flat = x.new_zeros(B, n + rows * columns, C * P * P)
-        cut = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5)                 # [B, rows, columns, C, P, P]
-        flat[:, n:].view(B, rows, columns, C, P, P).copy_(cut)
-        return flat.view(-1, C * P * P)
-
     def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """All equations. What is still to be added to z is left to the LayerNorm that reads it next."""
         B, table = len(x), self.table(grid)
-        z = self.patches(x, grid) @ self.E                                                # Eq. 1   [M, D]
+        flat = flat_patches(x, self.config.patch_size, self.config.num_prefix_tokens, x.dtype)
+        z = flat @ self.E                                                                 # Eq. 1   [M, D]
         pending: Tensor | None = table
         for i, layer in enumerate(self.layers):
             z, pending = self.block(z, pending, layer, i, B, len(table))
@@ -166,7 +162,19 @@ class Fused:
             return self.class_block(z, u.view(B, T, -1)[:, 0], kv, layer, B, T), None
         z.addmm_(self.attention(torch.addmm(layer.qkv[1], u, layer.qkv[0]), layer, B, T), layer.out)  # Eqs. 5-8, 2
         u = self.read(z, None, layer.shift2, layer.norm2)
-        return z.addmm_(self.hidden(u, layer), layer.fc2), None                           # Eq. 3
+        return self.add(z, self.hidden(u, layer), layer.fc2)                              # Eq. 3
+
+    def add(self, z: Tensor, h: Tensor, W: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z + h W, or z and the parts [S M, D] that are still to be added to it."""
+        M, K = h.shape
+        if not self.graphs or M > FEW:
+            return z.addmm_(h, W), None
+        if M not in self.cuts:
+            other = z.clone()
+            ways: dict[int, Callable[[], object]] = {1: lambda: other.addmm_(h, W)}
+            ways |= {S: partial(parts, h, W, S) for S in (2, 4) if K % (8 * S) == 0}
+            self.cuts[M] = min(ways, key=lambda S: _time(ways[S]))
+        return (z, parts(h, W, self.cuts[M])) if self.cuts[M] > 1 else (z.addmm_(h, W), None)
 
     def read(self, z: Tensor, pending: Tensor | None, shift: Tensor, norm: tuple[Tensor, Tensor],
              scale: float | None = None) -> Tensor:
@@ -187,9 +195,10 @@ class Fused:
 
     def attention(self, qkv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
         """Eqs. 6 and 7: [M, 3 h d] -> [M, h d]."""
-        q, k, v = qkv.view(B, T, 3, layer.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)     # 3 x [B, h, T, d]
-        with self.kernel(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, -1)
+        key = B, T, layer.heads
+        if key not in self.kernels:
+            self.kernels[key] = fastest(qkv, *key)
+        return self.kernels[key](qkv, layer.heads, B, T)
 
     def class_block(self, z: Tensor, own: Tensor, kv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
         """Eqs. 5-8, 2 and 3 for the class token alone: [B, D].
@@ -215,17 +224,11 @@ class Fused:
         if c.pool == "cls":
             return self.tail(self.read(z, pending, self.shift, self.last_norm)).float()
         if c.norm_after_pool:
-            z = (z if pending is None else z + pending).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
+            z = z if pending is None else z + pending.view(-1, *z.shape).sum(0).to(z.dtype)
+            z = z.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
             return self.tail(self.read(z.float().mean(1).to(z.dtype), None, self.shift, self.last_norm)).float()
         y = self.read(z, pending, self.shift, self.last_norm).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
         return self.tail(y.float().mean(1).to(z.dtype)).float()
-
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor) -> AbstractContextManager[None]:
-        """The attention kernel that is fastest for these shapes; measured once."""
-        key = tuple(q.shape)
-        if key not in self.kernels:
-            self.kernels[key] = fastest(q, k, v)
-        return sdpa_kernel(self.kernels[key])
 
 
 def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -254,15 +257,35 @@ def _time(work: Callable[[], object], times: int = 10) -> float:
     return start.elapsed_time(end)
 
 
-def fastest(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
-    """Time torch's attention kernels on these tensors; on the CPU there is one choice."""
-    if not q.is_cuda:
-        return SDPBackend.FLASH_ATTENTION
-    seconds: dict[SDPBackend, float] = {}
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+def parts(h: Tensor, W: Tensor, S: int) -> Tensor:
+    """The S parts of h W, cut along its length, in fp32: [M, K], [K, N] -> [S M, N]."""
+    a, b = h.unflatten(1, (S, -1)).transpose(0, 1), W.unflatten(0, (S, -1))
+    return torch.bmm(a, b, out_dtype=torch.float32).flatten(0, 1)
+
+
+def by_torch(backend: SDPBackend) -> Attention:
+    """Eqs. 6 and 7 by one of torch's kernels."""
+
+    def run(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
+        q, k, v = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)           # 3 x [B, h, T, d]
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, -1)
+
+    return run
+
+
+def fastest(qkv: Tensor, B: int, T: int, heads: int) -> Attention:
+    """Time every attention kernel on these tensors; on the CPU there is one choice."""
+    if not qkv.is_cuda:
+        return by_torch(SDPBackend.FLASH_ATTENTION)
+    ways = [by_torch(backend) for backend in
+            (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)]
+    if takes_attention(T, qkv.shape[1] // 3 // heads, qkv.dtype):
+        ways.append(attention)
+    found: list[tuple[float, Attention]] = []
+    for way in ways:
         try:
-            with sdpa_kernel(backend):
-                seconds[backend] = _time(lambda: F.scaled_dot_product_attention(q, k, v))
+            found.append((_time(partial(way, qkv, heads, B, T)), way))
         except RuntimeError:        # this kernel does not take these shapes or this type
             continue
-    return min(seconds, key=lambda backend: seconds[backend]) if seconds else SDPBackend.MATH
+    return min(found, key=lambda pair: pair[0])[1] if found else by_torch(SDPBackend.MATH)

@@ -3,27 +3,37 @@
   - With class-token pooling the loss sees one token of the last block, so that block's queries, U_msa and MLP are
     computed for that token alone, forward and backward.
   - E of Eq. 1 is a matrix product over flattened patches: convolution libraries take the long way round, and back.
+  - On CUDA under bf16 autocast, blocks run by the fused parts of differentiable.py where these apply: no dropout, no
+    layer scale. The residual stream is bf16 there too.
 
 The parameters are the model's own, and the logits are the same numbers up to rounding.
 
-Legend: B images, C channels, P patch side, N patches, T tokens, D width, h heads, d = D / h.
+Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D width, h heads, d = D / h.
 """
 
 from __future__ import annotations
 
+import importlib.util
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.model.inputs import fit
 from vitkit.model.vit import Block, ViT
+from vitkit.speed import differentiable
+from vitkit.speed.kernels import flat_patches
+
+# Kernels of attention in the order in which they are tried; on Hopper the first is the fastest, back and forth.
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def class_block(block: Block, z: Tensor) -> Tensor:
-    """The class token after a block: [B, T, D] -> [B, 1, D]."""
+def class_block(block: Block, z: Tensor, u: Tensor) -> Tensor:
+    """The class token after a block: [B, T, D], and its LN(z) -> [B, 1, D]."""
     msa = block.msa
     B, T, _ = z.shape
-    u, width = block.norm1(z), len(msa.heads) * msa.head_size
-    weight, bias = msa.qkv.weight, msa.qkv.bias
+    width, weight, bias = len(msa.heads) * msa.head_size, msa.qkv.weight, msa.qkv.bias
     q = F.linear(u[:, :1], weight[:width], None if bias is None else bias[:width])        # Eq. 5 of one token
     kv = F.linear(u, weight[width:], None if bias is None else bias[width:])              # and of all
     k, v = kv.view(B, T, 2, len(msa.heads), msa.head_size).permute(2, 0, 3, 1, 4).unbind(0)
@@ -41,20 +51,100 @@ def patch_product(model: ViT, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
     return F.linear(flat, projection.weight.flatten(1), projection.bias), (rows, columns)
 
 
+def fusible(model: ViT, x: Tensor) -> bool:
+    """Whether the fused parts apply to this model and these pixels, as things stand."""
+    c = model.config
+    return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None
+            and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
+
+
+def fused_embedding(model: ViT, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D].
+
+    Args:
+        model: a ViT without dropout.
+        x: pixels; they get no gradient.
+        dtype: of the result.
+    """
+    x, c, projection = fit(x, model.config), model.config, model.patch_embedding.projection
+    positions = model.positions((x.shape[2] // c.patch_size, x.shape[3] // c.patch_size))[0]
+    first = int(c.class_token)
+    rows = [positions[first:] + projection.bias]
+    if model.register_tokens is not None:
+        rows.insert(0, model.register_tokens[0])
+    if model.class_token is not None:
+        rows.insert(0, model.class_token[0] + positions[:1])
+    z = differentiable.Embed.apply(flat_patches(x, c.patch_size, c.num_prefix_tokens, dtype),
+                                   projection.weight.flatten(1), torch.cat(rows))
+    return z.view(len(x), -1, c.hidden_size)
+
+
+@torch.compiler.disable
+def fused_forward(model: ViT, x: Tensor,  # type: ignore[untyped-decorator]
+                  dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Logits by fused parts.
+
+    Args:
+        model: a ViT to which they apply (`fusible`).
+        x: pixels.
+        dtype: of the residual stream.
+    """
+    return model.classify(fused_blocks(model, fused_embedding(model, x, dtype)))
+
+
+def fused_blocks(model: ViT, z: Tensor) -> Tensor:
+    """Eqs. 2 to 4 by fused parts: z_0 [B, T, D] -> y [B, D].
+
+    Args:
+        model: a ViT to which they apply.
+        z: in the type that the residual stream is to have.
+    """
+    (B, T, D), c = z.shape, model.config
+    stream: Tensor = z.reshape(B * T, D)
+    branch = bias = keep = None
+
+    def read(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """z with the latest branch added, and its LayerNorm."""
+        return differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps)
+
+    for i, block in enumerate(model.blocks):
+        msa, mlp = block.msa, block.mlp
+        stream, u = read(block.norm1)
+        if c.pool == "cls" and i == len(model.blocks) - 1:
+            return model.norm(class_block(block, stream.view(B, T, D), u.view(B, T, D))[:, 0])     # Eq. 4
+        qkv = differentiable.QKV.apply(u, msa.qkv.weight, msa.qkv.bias)                            # Eq. 5
+        q, k, v = (part.view(B, T, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
+        with sdpa_kernel(KERNELS, set_priority=True):
+            sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
+        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(B * T, -1), msa.out.weight)   # Eqs. 6-8
+        bias, keep = msa.out.bias, block.residual1.keep(B, z.device)
+        stream, u = read(block.norm2)                                                              # Eq. 2
+        branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh")
+        bias, keep = mlp.fc2.bias, block.residual2.keep(B, z.device)                               # Eq. 3, by `read`
+    stream, u = read(model.norm)
+    tokens = (stream if c.norm_after_pool else u).view(B, T, D)[:, c.num_prefix_tokens:]
+    return model.norm(tokens.mean(1)) if c.norm_after_pool else tokens.mean(1)
+
+
 def training_forward(model: ViT, x: Tensor) -> Tensor:
     """Logits [B, K] of pixels [B, C, H, W], with gradients to the model's parameters.
 
     Args:
-        model: a ViT; one with mean pooling runs as it is.
+        model: a ViT.
         x: pixels.
     """
-    if model.config.pool != "cls" or model.gradient_checkpointing:
+    if model.gradient_checkpointing:
+        return model(x)
+    if fusible(model, x):
+        return fused_forward(model, x)
+    if model.config.pool != "cls":
         return model(x)
     z = model.join(*patch_product(model, x))                                              # Eq. 1
     for block in model.blocks[:-1]:
         z = block(z)
-    y = model.norm(class_block(model.blocks[-1], z)[:, 0])                                # Eq. 4
-    return model.classify(y)
+    last = model.blocks[-1]
+    return model.classify(model.norm(class_block(last, z, last.norm1(z))[:, 0]))          # Eq. 4
 
 
 class Lean(nn.Module):

@@ -8,15 +8,14 @@ import triton.language as tl
 
 @triton.jit
 def add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, inverse_scale,
-              HAS_B: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, ROWS: tl.constexpr,
-              WIDTH: tl.constexpr):
+             PARTS: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """See kernels.add_norm; one program takes ROWS rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row < rows) & (column < D)
     x = tl.load(a + row * D + column, mask=inside, other=0.0).to(tl.float32)
-    if HAS_B:
-        x += tl.load(b + (row % rows_b) * D + column, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        x += tl.load(b + (part * rows_b + row % rows_b) * D + column, mask=inside, other=0.0).to(tl.float32)
     if SUM:
         tl.store(total + row * D + column, x.to(total.dtype.element_ty), mask=inside)
     wide = column < D
@@ -29,6 +28,23 @@ def add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, invers
     if TO_FP8:
         y = tl.minimum(tl.maximum(y * inverse_scale, -448.0), 448.0)
     tl.store(out + row * D + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attention(qkv, out, T, width, scale, BQ: tl.constexpr, BT: tl.constexpr, SIZE: tl.constexpr):
+    """See kernels.attention; one program takes BQ queries of a head, and all its T <= BT keys at once."""
+    head, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    row, key, e = tl.program_id(1) * BQ + tl.arange(0, BQ), tl.arange(0, BT), tl.arange(0, SIZE)
+    base = qkv + image * T * 3 * width + head * SIZE
+    q = tl.load(base + row[:, None] * (3 * width) + e[None, :], mask=(row < T)[:, None], other=0.0)
+    k = tl.load(base + width + key[None, :] * (3 * width) + e[:, None], mask=(key < T)[None, :], other=0.0)
+    v = tl.load(base + 2 * width + key[:, None] * (3 * width) + e[None, :], mask=(key < T)[:, None], other=0.0)
+    A = tl.where((key < T)[None, :], tl.dot(q, k) * (scale * 1.4426950409), float("-inf"))
+    A = tl.exp2(A - tl.max(A, axis=1)[:, None])
+    sa = tl.dot(A.to(v.dtype), v) / tl.sum(A, axis=1)[:, None]
+    tl.store(out + (image * T + row)[:, None] * width + head * SIZE + e[None, :], sa.to(out.dtype.element_ty),
+             mask=(row < T)[:, None])
+
 
 @triton.jit
 def mlp_fp8(a_at, b_at, out_at, bias, scale_b, scale_a, inverse_scale, M, N, K,

@@ -1,0 +1,254 @@
+"""A block's parts for training on CUDA, forward and backward with as few passes over memory as its kernels allow.
+
+torch's own way through a block reads and writes the tokens once for every bias, residual sum, LayerNorm and GELU, and
+once more for the gradient of each bias. Here
+  - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
+  - GELU's backward also sums the gradient of the bias before it (`MLP`);
+  - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`QKV`).
+Matrix products stay the library's. Gradients of weights leave their products in fp32, never rounded to bf16. Beside
+every kernel (triton_training.py) stands the same mathematics in plain torch, which runs elsewhere and which it is held
+to.
+
+Legend: B images, T tokens, M = B T rows, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vitkit.speed.kernels import by_triton, processors
+
+Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
+
+
+def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """dy^T x in fp32: [M, N], [M, K] -> [N, K]."""
+    return torch.mm(dy.mT, x, out_dtype=torch.float32) if dy.is_cuda and dy.dtype != torch.float32 \
+        else (dy.mT @ x).float()
+
+
+class Embed(torch.autograd.Function):
+    """Eq. 1: flattened patches times E, and a table of everything else."""
+
+    @staticmethod
+    def forward(ctx: Context, flat: Tensor, weight: Tensor, table: Tensor) -> Tensor:
+        """z_0, [M, D].
+
+        Args:
+            ctx: what backward needs.
+            flat: [M, C P P], rows of zeros for the tokens before the patches.
+            weight: [D, C P P].
+            table: [T, D], positions and bias, and the tokens before the patches whole.
+        """
+        ctx.save_for_backward(flat)
+        ctx.tokens = len(table)
+        z = flat @ weight.to(flat.dtype).mT
+        z.view(-1, *table.shape).add_(table)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dz: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the weight and the table; pixels need none."""
+        flat, = ctx.saved_tensors
+        return None, weight_gradient(dz, flat), dz.view(-1, ctx.tokens, dz.shape[1]).sum(0, dtype=torch.float32)
+
+
+class AddNorm(torch.autograd.Function):
+    """(z', LN(z')) with z' = z + keep (branch + bias): the residual sum and the LayerNorm behind it."""
+
+    @staticmethod
+    def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
+                weight: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum and its LayerNorm.
+
+        Args:
+            ctx: what backward needs.
+            z: [M, D].
+            branch: [M, D], a matrix product without its bias; None adds nothing.
+            bias: [D], the branch's.
+            keep: [B], what stochastic depth multiplies an image's branch with; None for 1.
+            weight: [D] of the LayerNorm.
+            shift: [D], its bias.
+            eps: of the LayerNorm.
+        """
+        (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
+        if by_triton(z):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z, dtype=product_type(z))
+            mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
+            triton_training.norm_forward[(M,)](
+                z, branch if branch is not None else z, bias if bias is not None else weight,
+                keep if keep is not None else weight, weight, shift, total, u, mean, rstd, tokens, D, eps,
+                HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, WIDTH=triton.next_power_of_2(D), num_warps=1)
+        else:
+            added = torch.zeros_like(z, dtype=torch.float32)
+            if branch is not None and bias is not None:
+                added = branch.float() + bias
+                added = added if keep is None else (added.view(len(keep), -1) * keep[:, None]).view(M, D)
+            total = (z.float() + added).to(z.dtype)
+            x = total.float()
+            mean, rstd = x.mean(1), (x.var(1, correction=0) + eps).rsqrt()
+            u = ((x - mean[:, None]) * rstd[:, None] * weight + shift).to(product_type(z))
+        ctx.save_for_backward(total, weight, keep, mean, rstd)
+        ctx.added = branch is not None
+        ctx.set_materialize_grads(False)
+        return (z.view_as(z) if branch is None else total), u
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dz_in: Tensor | None, du: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
+        z, weight, keep, mean, rstd = ctx.saved_tensors
+        (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
+        du = torch.zeros_like(z, dtype=product_type(z)) if du is None else du.contiguous()
+        dz_in = None if dz_in is None else dz_in.contiguous()
+        if by_triton(z):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            count, apart = 8 * processors(z), keep is not None or z.dtype != product_type(z)
+            dz = torch.empty_like(z)
+            dbranch = torch.empty_like(z, dtype=product_type(z)) if apart else dz
+            sums = torch.empty(count, 3, D, device=z.device)
+            triton_training.norm_backward[(count,)](
+                z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
+                dz, dbranch, sums, M, tokens, D, HAS_DZ=dz_in is not None, APART=apart, HAS_KEEP=keep is not None,
+                PROGRAMS=count, WIDTH=triton.next_power_of_2(D), num_warps=1)
+            of_weight, of_shift, of_bias = sums.sum(0)
+        else:
+            x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
+            of_weight, of_shift = (g * x).sum(0), g.sum(0)
+            g = g * weight
+            whole = rstd[:, None] * (g - g.mean(1, keepdim=True) - x * (g * x).mean(1, keepdim=True))
+            whole = whole if dz_in is None else whole + dz_in.float()
+            dz = whole.to(z.dtype)
+            scaled = whole if keep is None else (whole.view(len(keep), -1) * keep[:, None]).view(M, D)
+            dbranch, of_bias = scaled.to(z.dtype), scaled.sum(0)
+        if not ctx.added:
+            return dz, None, None, None, of_weight, of_shift, None
+        return dz, dbranch, of_bias, None, of_weight, of_shift, None
+
+
+def product_type(z: Tensor) -> torch.dtype:
+    """The type matrix products run in: bf16 on CUDA, whatever the tokens' sums are kept in."""
+    return torch.bfloat16 if z.is_cuda else z.dtype
+
+
+class QKV(torch.autograd.Function):
+    """Eq. 5: u -> q, k, v, three views [M, h d] of one product."""
+
+    @staticmethod
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        """[M, D] -> three times [M, h d]."""
+        W = weight.to(u.dtype)
+        ctx.save_for_backward(u, W)
+        ctx.biased = bias is not None
+        qkv = u @ W.mT if bias is None else torch.addmm(bias.to(u.dtype), u, W.mT)
+        return qkv.chunk(3, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of u, the weight and the bias."""
+        u, W = ctx.saved_tensors
+        M, N = dq.shape
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            dq, dk, dv = (part.contiguous() for part in (dq, dk, dv))
+            rows, block = 256, min(256, triton.next_power_of_2(N))
+            dy, chunks = torch.empty(M, 3 * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
+            sums = torch.empty(chunks, 3 * N, device=u.device)
+            triton_training.side_by_side[(triton.cdiv(N, block), chunks, 3)](
+                dq, dk, dv, dy, sums, M, N, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            of_bias = sums.sum(0)
+        else:
+            dy = torch.cat([dq, dk, dv], dim=1)
+            of_bias = dy.float().sum(0)
+        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None
+
+
+class Product(torch.autograd.Function):
+    """x W^T without a bias."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
+        """[M, K], [N, K] -> [M, N]."""
+        W = weight.to(x.dtype)
+        ctx.save_for_backward(x, W)
+        return x @ W.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of x and the weight."""
+        x, W = ctx.saved_tensors
+        dy = dy.to(x.dtype)
+        return dy @ W, weight_gradient(dy, x)
+
+
+class MLP(torch.autograd.Function):
+    """GELU(u W_1 + b_1) W_2: both layers of an MLP, the second one's bias left to AddNorm."""
+
+    @staticmethod
+    def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool) -> Tensor:
+        """[M, D] -> [M, D].
+
+        Args:
+            ctx: what backward needs.
+            u: [M, D].
+            weight1: [H, D].
+            bias1: [H].
+            weight2: [D, H].
+            tanh: whether GELU is its tanh form.
+        """
+        W1, W2 = weight1.to(u.dtype), weight2.to(u.dtype)
+        h = torch.addmm(bias1.to(u.dtype), u, W1.mT)
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            g = torch.empty_like(h)
+            triton_training.gelu_forward[(triton.cdiv(h.numel(), 4096),)](h, g, h.numel(), TANH=tanh, BLOCK=4096,
+                                                                           num_warps=4)
+        else:
+            g = F.gelu(h, approximate="tanh" if tanh else "none")
+        ctx.save_for_backward(u, h, g, W1, W2)
+        ctx.tanh = tanh
+        return g @ W2.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of u, both weights and the first bias."""
+        u, h, g, W1, W2 = ctx.saved_tensors
+        dy = dy.to(u.dtype)
+        dh = dy @ W2
+        M, N = h.shape
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            rows, block = 128, min(256, triton.next_power_of_2(N))
+            sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
+            triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
+                h, dh, sums, M, N, TANH=ctx.tanh, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            of_bias = sums.sum(0)
+        else:
+            dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
+            of_bias = dh.float().sum(0)
+        return dh @ W1, weight_gradient(dh, u), of_bias, weight_gradient(dy, g), None

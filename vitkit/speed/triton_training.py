@@ -1,0 +1,139 @@
+"""The Triton kernels behind differentiable.py, which says what they compute. Imported only where Triton is.
+
+Sums over rows (the gradients of biases and of a LayerNorm's weights) are left as one partial sum a program, to be added
+up in a fixed order: atomic additions would make a step differ from one run to the next.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd_at, tokens, D, eps,
+                 HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, WIDTH: tl.constexpr):
+    """See differentiable.AddNorm; one program takes one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < D
+    at = row * D + column
+    x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BRANCH:
+        b = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+        b += tl.load(bias + column, mask=inside, other=0.0)
+        if HAS_KEEP:
+            b *= tl.load(keep + row // tokens)
+        x = (x + b).to(total.dtype.element_ty)
+        tl.store(total + at, x, mask=inside)
+        x = x.to(tl.float32)                        # statistics are of what is stored: backward reads that
+    mean = tl.sum(x, axis=0) / D
+    centred = tl.where(inside, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / D + eps)
+    y = centred * rstd * tl.load(weight + column, mask=inside, other=0.0)
+    y += tl.load(shift + column, mask=inside, other=0.0)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(mean_at + row, mean)
+    tl.store(rstd_at + row, rstd)
+
+
+@triton.jit
+def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sums, rows, tokens, D,
+                  HAS_DZ: tl.constexpr, APART: tl.constexpr, HAS_KEEP: tl.constexpr, PROGRAMS: tl.constexpr,
+                  WIDTH: tl.constexpr):
+    """See differentiable.AddNorm; a program takes every PROGRAMS-th row and leaves three sums [3, D]."""
+    program = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < D
+    w = tl.load(weight + column, mask=inside, other=0.0)
+    of_weight = tl.zeros((WIDTH,), tl.float32)
+    of_shift = tl.zeros((WIDTH,), tl.float32)
+    of_bias = tl.zeros((WIDTH,), tl.float32)
+    for row in range(program, rows, PROGRAMS):
+        at = tl.cast(row, tl.int64) * D + column
+        x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(du + at, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_at + row)
+        x = tl.where(inside, (x - tl.load(mean_at + row)) * rstd, 0.0)
+        of_weight += g * x
+        of_shift += g
+        g *= w
+        dx = rstd * (g - tl.sum(g, axis=0) / D - x * (tl.sum(g * x, axis=0) / D))
+        if HAS_DZ:
+            dx += tl.load(dz_in + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=inside)
+        if HAS_KEEP:
+            dx *= tl.load(keep + row // tokens)
+        if APART:
+            tl.store(dbranch + at, dx.to(dbranch.dtype.element_ty), mask=inside)
+        of_bias += tl.where(inside, dx, 0.0)
+    at = program * 3 * D + column
+    tl.store(sums + at, of_weight, mask=inside)
+    tl.store(sums + at + D, of_shift, mask=inside)
+    tl.store(sums + at + 2 * D, of_bias, mask=inside)
+
+
+@triton.jit
+def phi(x, TANH: tl.constexpr):
+    """(p, slope) with GELU(x) = x p and GELU'(x) = p + x slope; p is the normal distribution, or its tanh form."""
+    if TANH:
+        p = 1.0 / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))
+        slope = p * (1.0 - p) * (1.5957691216 + 0.2140644488 * x * x)
+    else:       # Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most, and its exponential is the density's too
+        e = tl.exp2(-0.7213475204 * x * x)
+        t = 1.0 / (1.0 + 0.2316418882 * tl.abs(x))
+        tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * e
+        p = tl.where(x >= 0, 1.0 - 0.5 * tail, 0.5 * tail)
+        slope = 0.3989422804 * e
+    return p, slope
+
+
+@triton.jit
+def gelu_forward(h, out, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
+    """GELU of every element."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
+    p, _ = phi(x, TANH)
+    tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+                  BLOCK: tl.constexpr):
+    """The gradient before the GELU takes the place of the one behind it; a program leaves the sums of its ROWS rows."""
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
+    for start in range(0, ROWS, STEP):
+        row = first + start + tl.arange(0, STEP)[:, None]
+        inside = (row < rows) & (column < N)[None, :]
+        at = row * N + column[None, :]
+        x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        p, slope = phi(x, TANH)
+        g *= p + x * slope
+        tl.store(gradient + at, g.to(gradient.dtype.element_ty), mask=inside)
+        total += g
+    tl.store(sums + tl.program_id(1) * N + column, tl.sum(total, axis=0), mask=column < N)
+
+
+@triton.jit
+def side_by_side(a, b, c, out, sums, rows, N, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """[a, b, c], each [rows, N], as one [rows, 3 N]; a program leaves the sums of its ROWS rows."""
+    part = tl.program_id(2)
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
+    for start in range(0, ROWS, STEP):
+        row = first + start + tl.arange(0, STEP)[:, None]
+        inside = (row < rows) & (column < N)[None, :]
+        at = row * N + column[None, :]
+        if part == 0:
+            x = tl.load(a + at, mask=inside, other=0.0)
+        elif part == 1:
+            x = tl.load(b + at, mask=inside, other=0.0)
+        else:
+            x = tl.load(c + at, mask=inside, other=0.0)
+        tl.store(out + row * (3 * N) + part * N + column[None, :], x, mask=inside)
+        total += x.to(tl.float32)
+    tl.store(sums + (tl.program_id(1) * 3 + part) * N + column, tl.sum(total, axis=0), mask=column < N)
