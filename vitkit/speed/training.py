@@ -80,9 +80,8 @@ def fused_embedding(model: ViT, x: Tensor, dtype: torch.dtype) -> Tensor:
     return z.view(len(x), -1, c.hidden_size)
 
 
-@torch.compiler.disable
-def fused_forward(model: ViT, x: Tensor,  # type: ignore[untyped-decorator]
-                  dtype: torch.dtype = torch.bfloat16) -> Tensor:
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def fused_forward(model: ViT, x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Logits by fused parts.
 
     Args:
