@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.weights import Device, ImageSize, Mean, Std, Weights
+from vitkit.cli.weights import ENGINES, Device, ImageSize, Mean, Std, Weights
 
 
 def serve(
@@ -16,7 +16,8 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; this machine alone by default.")]
         = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port; 0 for any free one.")] = 8000,
-    engine: Annotated[str, typer.Option("--engine", help="What runs the model: torch, compile, ...")] = "torch",
+    engine: Annotated[str, typer.Option("--engine", help=f"What runs the model: {ENGINES} (int8 and merged tokens: "
+                                                         f"serve the exported file).")] = "torch",
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16; the file's own by default.")] = None,
     image_size: ImageSize = None,

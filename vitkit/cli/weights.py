@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from vitkit.model.predictor import Predictor
     from vitkit.model.vit import ViT
 
+# The rows of speed.ENGINES, which a help text cannot read without importing torch; a test compares them.
+ENGINES = "torch, compile, cpu-fused, cuda-fused, fp8, onnx, openvino, openvino-int8"
+
 Weights = Annotated[str, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")]
 From = Annotated[str, typer.Option("--from", help="Pre-trained weights: a file, a run folder, or a hub id.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images at once.")]
