@@ -1,7 +1,7 @@
 """What the CPU's fast forms cost and gain: accuracy of int8 and of merging on real weights and photos, speed on B/16.
 
     python -m benchmarks.cpu accuracy WEIGHTS PHOTOS     # curves of int8 and of merging
-    python -m benchmarks.cpu speed [--rounds 7]          # vit-b/16, batch 8 and 1, beside the peers
+    python -m benchmarks.cpu speed [--rounds 7]          # vit-b/16, batch 8 and 1, beside the peers, eager and compiled
 
 Accuracy is measured on the weights at hand and speed on vit-b/16 with random weights: they are two statements.
 """
@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")     # before torch: spinning
 
 import vitkit
 from vitkit.evaluation import logits_of
-from vitkit.jobs.bench import bench
+from vitkit.jobs.bench import Options, bench
 from vitkit.jobs.export import export_file, images_for
 from vitkit.speed.accuracy import compare
 from vitkit.speed.graph import Graph
@@ -62,8 +62,9 @@ def main() -> None:
         accuracy(args.weights, args.photos, args.calibrate)
         return
     for batch in args.batch:
-        print(bench("vit-b/16", batch=batch, merge=MERGE[1:] if batch > 1 else (), rounds=args.rounds).markdown(), "\n",
-              flush=True)
+        how = Options(batch_size=[batch], merge=MERGE[1:] if batch > 1 else None, compiled=True, rounds=args.rounds)
+        for table in bench(["inference"], how):
+            print(table.markdown(), "\n", flush=True)
 
 
 if __name__ == "__main__":

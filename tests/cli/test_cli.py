@@ -41,6 +41,21 @@ def test_every_command_has_help() -> None:
             assert getattr(parameter, "help", None) or parameter.name == "help", (name, parameter.name)
 
 
+def test_help_names_every_row_that_may_be_chosen() -> None:
+    from vitkit.cli import weights
+    from vitkit.jobs.bench import MEASURES
+    from vitkit.jobs.peers import PEERS
+    from vitkit.speed import ENGINES
+
+    assert weights.ENGINES.split(", ") == list(ENGINES)
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    help_of = {(name, option.name): option.help for name in ("bench", "serve") for option in commands[name].params}
+    for name in ("bench", "serve"):
+        assert weights.ENGINES in help_of[name, "engine"]
+    for option, table in (("what", MEASURES), ("peer", PEERS)):
+        assert all(row in help_of["bench", option] for row in table)
+
+
 def test_models() -> None:
     done = vitkit("models")
     assert done.returncode == 0
@@ -76,6 +91,7 @@ def test_walk(tmp_path: Path) -> None:
     (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
     (["walk", "--model", "nothing"], ["Unknown variant"]),
     (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
+    (["bench", "--what", "data", "--merge", "8"], ["merge is for inference", "leave it out"]),
 ])
 def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
     done = vitkit(*args)

@@ -2,99 +2,330 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from vitkit.cli import app
-from vitkit.errors import ConfigError, OutputError, UnknownName
+from vitkit.data.folder import Files
+from vitkit.errors import BadImage, ConfigError, OutputError, UnknownName
 from vitkit.jobs import bench as job
+from vitkit.jobs import peers
+from vitkit.jobs.bench import data, limit, loading, training, turns
+from vitkit.jobs.bench.options import DEVICES
 from vitkit.jobs.peers import PEERS
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import InputSpec, ViTConfig
+from vitkit.model.vit import ViT
+from vitkit.speed.training import Lean
 
 TINY = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
                  patch_size=8, num_classes=5)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "variant", lambda name: TINY)
+    monkeypatch.setattr("vitkit.jobs.bench.options.variant", lambda name: TINY)
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_every_peer_is_the_same_architecture(name: str) -> None:
-    if importlib.util.find_spec(name.replace("-", "_")) is None:
-        pytest.skip(f"{name} is not installed")
-    model = PEERS[name](TINY).eval()
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
-    ours = sum(p.numel() for p in job.ViT(TINY).parameters())
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(ours, rel=0.02)
+def needs(*names: str) -> None:
+    for name in names:
+        if importlib.util.find_spec(name.replace("-", "_")) is None:
+            pytest.skip(f"{name} is not installed")
 
 
-def test_contenders_take_turns_and_are_compared_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    clock = iter(range(10_000))
-    monkeypatch.setattr(job.time, "perf_counter", lambda: float(next(clock)))
-    runs = {name: lambda x, name=name: calls.append(name) for name in "abc"}
-    took = job.alternate(runs, torch.zeros(1), rounds=4, seconds=0.5)
-    assert calls[9:] == list("abcbcacababc")                   # after two to warm up and one to count, each
-    assert took == {name: [1.0] * 4 for name in "abc"}
-    assert job._ratio([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == (2.0, 1.0, 3.0)
+def tables(*what: str, **options: object) -> list[job.Benchmark]:
+    return list(job.bench(what, job.Options(**{"model": "vit-ti/16", "rounds": 2, "seconds": 0.001, **options})))
 
 
-def test_a_table_with_everything_in_it() -> None:
-    found = job.bench("vit-ti/16", batch=2, engines=["torch", "cpu-fused"], peers=["vit-pytorch", "timm"], rounds=2,
-                      seconds=0.001)
-    assert [row.name for row in found.rows] == ["torch", "cpu-fused", "vit-pytorch", "timm", job.LIMIT]
-    assert [row.kind for row in found.rows] == ["ours", "ours", "peer", "peer", "limit"]
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+def check(found: job.Benchmark, work: int) -> None:
+    """What is true of every table with peers."""
     best = next(row for row in found.rows if row.name == found.best_peer)
     assert best.kind == "peer"
     assert best.ratio == (1.0, 1.0, 1.0)
     assert best.rate == max(row.rate for row in found.rows if row.kind == "peer")
     for row in found.rows:
-        assert row.rate == pytest.approx(2 / row.milliseconds * 1e3)
+        assert row.rate == pytest.approx(work / row.milliseconds * 1e3)
         assert row.ratio[1] <= row.ratio[0] <= row.ratio[2]
-    text = found.markdown()
-    assert text.count("\n| ") == 5                              # the head is the first line
-    assert "threads, torch" in text
+    assert found.markdown().count("\n| ") == len(found.rows)       # the head is the first line
 
 
-def test_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.jobs import peers
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_is_the_same_architecture(name: str) -> None:
+    needs(name)
+    model = PEERS[name](TINY).eval()
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+    ours = sum(p.numel() for p in ViT(TINY).parameters())
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(ours, rel=0.02)
 
+
+def test_contenders_take_turns_and_are_compared_round_by_round() -> None:
+    calls: list[str] = []
+    clock = iter(range(10_000))
+    runs: dict[str, Callable[[], None]] = {name: lambda name=name: calls.append(name) for name in "abc"}
+    took = turns.alternate(runs, 4, 0.5, CPU, lambda: float(next(clock)))
+    assert calls[6:] == list("abcbcacababc")                   # after one to warm up and one to count, each
+    assert took == {name: [1.0] * 4 for name in "abc"}
+    assert turns.ratio([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == (2.0, 1.0, 3.0)
+
+
+def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
+    def out_of_memory() -> None:
+        raise RuntimeError("no memory left\nand a long story")
+
+    found = turns.Contenders(CPU)
+    found.add("ours", "a", lambda: lambda: None)
+    found.add("peer", "b", lambda: out_of_memory)
+    table = found.table("t", 1, 1, 0.0)
+    assert [row.name for row in table.rows] == ["a"]
+    assert table.notes == ("b: no memory left",)
+    with pytest.raises(ConfigError, match="Nothing of 't' could be measured"):
+        turns.Contenders(CPU).table("t", 1, 1, 0.0)
+
+
+def test_inference() -> None:
+    needs("vit-pytorch", "timm")
+    found, = tables("inference", batch_size=[2], engine=["torch", "cpu-fused"], peer=["vit-pytorch", "timm"])
+    assert [row.name for row in found.rows] == ["torch", "cpu-fused", "vit-pytorch", "timm", limit.LIMIT]
+    assert [row.kind for row in found.rows] == ["ours", "ours", "peer", "peer", "limit"]
+    check(found, 2)
+    assert "thread, torch" in found.markdown()
+
+
+def test_training() -> None:
+    needs("timm")
+    found, = tables("training", batch_size=[3], peer=["timm"])
+    assert [(row.kind, row.name) for row in found.rows] == [("ours", "lean"), ("ours", "plain"), ("peer", "timm"),
+                                                            ("limit", limit.LIMIT)]
+    check(found, 3)
+    assert found.title == "vit-ti/16, training, batch 3, cpu, float32"
+    assert "| ms a step |" in found.markdown()
+
+
+def test_compiled_contenders_stand_beside_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("timm")
+    asked: list[type] = []
+
+    def compiler(model: nn.Module, **how: object) -> nn.Module:
+        asked.append(type(model))
+        assert how["dynamic"] is False
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    found, = tables("training", batch_size=[1], peer=["timm"], compiled=True)
+    assert [row.name for row in found.rows] == ["lean", "lean, compiled", "plain", "plain, compiled", "timm",
+                                                "timm, compiled", limit.LIMIT]
+    assert asked[:2] == [Lean, ViT]
+    found, = tables("inference", batch_size=[1], engine=["torch"], peer=["timm"], compiled=True)
+    assert [row.name for row in found.rows] == ["torch", "timm", "timm, compiled", limit.LIMIT]
+
+
+def test_a_step_trains() -> None:
+    model, x, y = ViT(TINY), torch.randn(4, 3, 32, 32), torch.arange(4)
+    step = training.step_of(Lean(model), training.adamw(model), x, y, torch.float32)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return nn.functional.cross_entropy(model(x), y).item()
+
+    before = loss()
+    for _ in range(20):
+        step()
+    assert loss() < before
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_half_precision_is_autocast() -> None:
+    class Scale(nn.Module):         # no matrix product: some machines name bf16 instructions that they cannot run
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert torch.is_autocast_enabled("cpu")
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+            return x.bfloat16() * self.w
+
+    model = Scale()
+    training.step_of(model, training.adamw(model), torch.ones(2, 5), torch.zeros(2, dtype=torch.long), torch.bfloat16)()
+    assert model.w.dtype == torch.float32
+    assert not torch.equal(model.w, torch.ones(5))
+
+
+def test_the_limit_is_the_products_of_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        assert out.shape == (len(a), b.shape[1])
+        done.append(a.shape[0] * a.shape[1] * b.shape[1])
+
+    monkeypatch.setattr(torch, "mm", mm)
+    limit.products(TINY, 3, CPU, torch.float32)()
+    forward = sum(done)
+    kernels = sum(p.numel() for block in ViT(TINY).blocks for p in block.parameters() if p.ndim > 1)
+    assert forward == 3 * 17 * kernels
+    done.clear()
+    limit.products(TINY, 3, CPU, torch.float32, backward=True)()
+    assert sum(done) == 3 * forward
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")      # the peers' own
+@pytest.mark.parametrize("name", loading.LOADERS)
+def test_loading(name: str, tmp_path: Path) -> None:
+    needs(name)
+    dialect, how = loading.LOADERS[name]
+    path = loading.write(TINY, dialect, tmp_path)
+    x = torch.randn(2, 3, 32, 32)
+    ours, theirs = loading.ours(path, TINY)(), how(path, TINY)().eval()
+    with torch.inference_mode():
+        answer = theirs(x)
+        assert torch.allclose(ours(x), getattr(answer, "logits", answer), atol=1e-4)       # both read the file
+    found, = tables("loading", peer=[name, "vit-pytorch"])
+    assert [(row.kind, row.name) for row in found.rows] == [("ours", "load"), ("peer", name)]
+    check(found, 1)
+    assert found.unit == "loads/s"
+    assert found.notes == ("vit-pytorch: has no way of its own to load a file of weights.",)
+
+
+def test_loading_says_nothing_on_the_way(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """A warning for every load would be measured, and read a hundred times."""
+    for dialect in ("huggingface", "timm"):
+        loading.ours(loading.write(TINY, dialect, tmp_path), TINY)()
+    assert not caplog.records
+
+
+def test_data_of_a_folder(tmp_path: Path) -> None:
+    needs("timm", "torchvision")
+    (tmp_path / "a").mkdir()
+    for n in range(3):
+        Image.effect_noise((60, 40), 50).convert("RGB").save(tmp_path / "a" / f"{n}.jpg")
+    first, second = tables("data", data=tmp_path)
+    assert first.title == "evaluation, 3 photos of 60 x 40 to 32 px, processor time"
+    assert second.title.startswith("random crops and flips, 3 photos")
+    for found in (first, second):
+        assert [row.name for row in found.rows] == ["loader", "timm", "torchvision"]
+        check(found, 3)
+    before = torch.get_num_threads()
+    (tmp_path / "a" / "3.jpg").write_bytes(b"nothing")
+    with pytest.raises(BadImage, match=r"3\.jpg"):
+        tables("data", data=tmp_path)
+    assert torch.get_num_threads() == before
+
+
+def test_sample_photos_and_the_same_pixels_as_the_peers(tmp_path: Path) -> None:
+    needs("timm", "torchvision")
+    paths = data.make_photos(tmp_path, 2)
+    assert [size(path) for path in paths] == [(640, 427), (639, 426)]
+    source = Files(tmp_path, [path.name for path in paths], [0, 0], ["photo"])
+    spec = InputSpec(size=(64, 64), resize="crop", crop=0.9, interpolation="bicubic")
+
+    def digest(x: Tensor) -> str:
+        return hashlib.sha256(x.numpy().tobytes()).hexdigest()
+
+    for transform in data.TRANSFORMS.values():
+        assert data.evaluation(source, spec, digest) == data.theirs(paths, transform(spec, False), digest)
+
+
+def test_photos_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert size(data.make_photos(tmp_path, 1)[0]) == (640, 427)
+
+
+def test_a_large_folder_is_measured_in_whole_batches() -> None:
+    names = [f"{n:04d}.jpg" for n in range(1000)]
+    assert len(data.some(names)) == data.PHOTOS
+    assert data.some(names)[0].name == "0000.jpg"
+    assert data.some(names)[-1].name == "0999.jpg"
+    assert len(data.some(names[:50])) == data.BATCH
+    assert len(data.some(names[:20])) == 20
+
+
+def test_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    found = job.bench("vit-ti/16", batch=1, engines=["torch"], peers=["timm"], rounds=1, seconds=0.001)
-    assert found.best_peer == ""
-    assert [row.kind for row in found.rows] == ["ours", "limit"]
-    assert "timm.models.vision_transformer is not installed" in found.notes[0]
-    assert "Not measured: timm" in found.markdown()
+    for what in ("inference", "training"):
+        found, = tables(what, batch_size=[1], peer=["timm"], **({"engine": ["torch"]} if what == "inference" else {}))
+        assert found.best_peer == ""
+        assert {row.kind for row in found.rows} == {"ours", "limit"}
+        assert "timm.models.vision_transformer is not installed" in found.notes[0]
+        assert "Not measured: timm" in found.markdown()
+    data.make_photos(tmp_path, 1)
+    for found in tables("loading", "data", peer=["timm"], data=tmp_path):
+        assert "is not installed" in found.notes[0]
 
 
-def test_the_command_and_its_log(tmp_path: Path) -> None:
+def test_the_command_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "Options", partial(job.Options, seconds=0.001))
     log = tmp_path / "log.md"
     log.write_text("# Log\n")
-    done = CliRunner().invoke(app, ["bench", "vit-ti/16", "--engine", "torch", "--peer", "none", "--rounds", "1",
-                                    "--batch-size", "1", "--batch-size", "2", "--json", "--log", str(log)])
+    common = ["bench", "vit-ti/16", "--peer", "none", "--rounds", "1", "--log", str(log)]
+    done = CliRunner().invoke(app, [*common, "--what", "inference", "--what", "training", "--engine", "torch",
+                                    "--batch-size", "1", "--batch-size", "2", "--json"])
     assert done.exit_code == 0, done.output
-    tables = json.loads(done.output)
-    assert [table["title"] for table in tables] == [f"vit-ti/16, batch {n}, cpu, float32" for n in (1, 2)]
+    assert [table["title"] for table in json.loads(done.output)] == [
+        f"vit-ti/16, {training}batch {n}, cpu, float32" for training in ("", "training, ") for n in (1, 2)]
     text = log.read_text()
     assert text.startswith("# Log\n\n## 20")
-    assert text.count("| **vitkit torch** |") == 2
+    assert text.count("| **vitkit torch** |") == text.count("| **vitkit lean** |") == 2
+    done = CliRunner().invoke(app, [*common, "--what", "loading"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("| **vitkit load** |") == 2
+    assert done.output.endswith(f"added to {log}\n")
 
 
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="Unknown engine 'warp'"):
-        job.bench(engines=["warp"], peers=[])
-    with pytest.raises(ConfigError, match="device must be cpu or cuda"):
-        job.bench(device="meta")
-    with pytest.raises(ConfigError, match="at least 1"):
-        job.bench(batch=0)
+        job.Options(engine=["warp"])
+    with pytest.raises(UnknownName, match="Unknown peer 'tim', did you mean 'timm'"):
+        job.Options(peer=["tim"])
+    for device in ("meta", "warp"):
+        with pytest.raises(ConfigError, match="device must be cpu or cuda"):
+            job.Options(device=device)
+    for wrong in ({"batch_size": [2, 0]}, {"rounds": 0}, {"merge": [0]}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            job.Options(**wrong)
     with pytest.raises(ConfigError, match="dtype must be"):
-        job.bench(dtype="int8")
+        job.Options(dtype="int8")
+    with pytest.raises(ConfigError, match="a folder of photos; there is none at"):
+        job.Options(data=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="float32 or bfloat16; got float16"):
+        tables("training", dtype="float16")
     with pytest.raises(OutputError, match="There is no log"):
         job.append(tmp_path / "log.md", [])
+    with pytest.raises(UnknownName, match="Unknown measurement 'train', did you mean 'training'"):
+        tables("train")
+
+
+@pytest.mark.parametrize(("what", "options", "words"), [
+    (["training"], {"engine": ["torch"]}, "engine is for inference; it means nothing to training"),
+    (["loading", "data"], {"batch_size": [4]}, "batch_size is for inference and training; .* loading and data, so"),
+    (["loading"], {"device": "cpu"}, "device is for inference and training"),
+    (["inference"], {"data": Path()}, "data is for data"),
+])
+def test_an_option_that_means_nothing_is_refused(what: list[str], options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        job.bench(what, job.Options(**options))
+
+
+def test_merging_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="on the CPU"):
+        job.Options(device="cuda", merge=[8])
+    assert job.Options(device="cuda").compiling
+    assert job.Options(device="cuda").type == torch.bfloat16
+    assert set(DEVICES) == {"cpu", "cuda"}

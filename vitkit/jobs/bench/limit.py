@@ -1,0 +1,42 @@
+"""The machine's own limit for a model: the matrix products of its dense layers and nothing else."""
+
+from __future__ import annotations
+
+import torch
+
+from vitkit.jobs.bench.turns import Run
+from vitkit.model.config import ViTConfig
+
+LIMIT = "matrix products alone"
+
+
+def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype, *, backward: bool = False) -> Run:
+    """The products of one batch.
+
+    Args:
+        c: the architecture.
+        batch: images.
+        device: where.
+        dtype: of the matrices.
+        backward: whether the two products by which each layer's gradients are found belong to it.
+    """
+    M, D, H = batch * (c.num_prefix_tokens + c.num_patches), c.hidden_size, c.intermediate_size
+    sides = [(D, 3 * D), (D, D), (D, H), (H, D)]
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, device=device, dtype=dtype)
+
+    x = {n: matrix(M, n) for n in {D, H, 3 * D}}
+    W = [matrix(n, m) for n, m in sides]
+    dW = [torch.empty_like(w) for w in W]
+    y = {n: torch.empty_like(x[n]) for n in x}
+
+    def run() -> None:
+        for _layer in range(c.num_hidden_layers):
+            for (n, m), w, dw in zip(sides, W, dW, strict=True):
+                torch.mm(x[n], w, out=y[m])                         # forward
+                if backward:
+                    torch.mm(x[m], w.mT, out=y[n])                  # gradient of the layer's input
+                    torch.mm(x[n].mT, x[m], out=dw)                 # gradient of its weights
+
+    return run
