@@ -3,7 +3,8 @@
     python -m benchmarks.data FOLDER [--images 96] [--rounds 7]
 
 FOLDER holds train/<class>/ with photos of about 500 px on the longer side (FoodVision Mini does). The 12-megapixel
-photos are made from them. Every pipeline starts from files and ends with a normalised float32 batch.
+photos are made from them. Every pipeline starts from files and ends with a normalised float32 batch. `vitkit bench
+--what data` measures the plain ones, on any folder.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")      # a pipeline is measured for 
 import torch
 from PIL import Image
 
-from tests.peers import peer
-from vitkit.data import Augment, EvalLoader, TrainLoader, cached, open_source
-from vitkit.data.base import Source, Subset
+from vitkit.data import Augment, TrainLoader, cached, open_source
+from vitkit.data.base import Subset
 from vitkit.data.folder import Files
+from vitkit.jobs.bench.data import BATCH, evaluation, theirs, timm, torchvision, training
+from vitkit.jobs.peers import library
 from vitkit.model.config import InputSpec
 
-BATCH = 32
 SPEC = InputSpec(resize="crop", crop=0.9, interpolation="bicubic")
 CROPS = Augment()                          # RandomResizedCrop and flip
 JITTER = Augment(color_jitter=0.4)         # timm's default
@@ -49,41 +50,8 @@ def turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str,
     return seconds
 
 
-def evaluation(source: Source, look: Callable[[torch.Tensor], object] = len) -> list[object]:
-    return [look(batch.pixels) for batch in EvalLoader(source, SPEC, batch_size=BATCH, workers=0)]
-
-
-def training(source: Source, how: Augment) -> None:
-    for batch in TrainLoader(source, SPEC, how, batch_size=min(BATCH, len(source)), workers=0).batches(
-            0, max(len(source) // BATCH, 1)):
-        len(batch)
-
-
-def theirs(files: list[Path], transform: Callable[[Image.Image], torch.Tensor],
-           look: Callable[[torch.Tensor], object] = len) -> list[object]:
-    found = []
-    for start in range(0, len(files), BATCH):
-        out = []
-        for path in files[start:start + BATCH]:
-            with open(path, "rb") as file:
-                out.append(transform(Image.open(file).convert("RGB")))
-        found.append(look(torch.stack(out)))
-    return found
-
-
 def digest(x: torch.Tensor) -> str:
     return hashlib.sha256(x.numpy().tobytes()).hexdigest()
-
-
-def timm_transform(training: bool, jitter: float | None = None) -> Callable[[Image.Image], torch.Tensor]:
-    return peer("timm.data").create_transform(224, is_training=training, interpolation="bicubic", crop_pct=0.9,
-                                              mean=SPEC.mean, std=SPEC.std, color_jitter=jitter)
-
-
-def torchvision_transform() -> Callable[[Image.Image], torch.Tensor]:
-    t = peer("torchvision.transforms")
-    return t.Compose([t.RandomResizedCrop(224, interpolation=t.InterpolationMode.BICUBIC), t.RandomHorizontalFlip(),
-                      t.ToTensor(), t.Normalize(SPEC.mean, SPEC.std)])
 
 
 def large(files: list[Path], folder: Path, count: int) -> Files:
@@ -97,7 +65,7 @@ def large(files: list[Path], folder: Path, count: int) -> Files:
 
 def busy(folder: Path, rounds: int) -> None:
     """Two worker processes, one pass over a folder: our loader against timm's and torchvision's."""
-    timm, data = peer("timm.data"), peer("torch.utils.data")
+    loaders, data = library("timm.data"), library("torch.utils.data")
     source, root = open_source(folder), folder / "train"
     steps = len(source) // BATCH
 
@@ -106,14 +74,14 @@ def busy(folder: Path, rounds: int) -> None:
             len(batch)
 
     def with_timm() -> None:
-        loader = timm.create_loader(timm.ImageDataset(str(root)), (3, 224, 224), BATCH, is_training=True, num_workers=2,
-                                    use_prefetcher=False, color_jitter=None, interpolation="bicubic", mean=SPEC.mean,
-                                    std=SPEC.std, pin_memory=False, persistent_workers=False)
+        loader = loaders.create_loader(loaders.ImageDataset(str(root)), (3, 224, 224), BATCH, is_training=True,
+                                       num_workers=2, use_prefetcher=False, color_jitter=None, interpolation="bicubic",
+                                       mean=SPEC.mean, std=SPEC.std, pin_memory=False, persistent_workers=False)
         for x, _ in loader:
             len(x)
 
     def with_torchvision() -> None:
-        images = peer("torchvision.datasets").ImageFolder(str(root), torchvision_transform())
+        images = library("torchvision.datasets").ImageFolder(str(root), torchvision(SPEC, True))
         for x, _ in data.DataLoader(images, BATCH, shuffle=True, num_workers=2, drop_last=True):
             len(x)
 
@@ -137,23 +105,23 @@ def main() -> None:
     print(f"{n} photos, mean {sum(w for w, _ in sizes) / n:.0f} x {sum(h for _, h in sizes) / n:.0f} px; "
           f"{platform.machine()}, load {os.getloadavg()[0]:.1f}; images a second of processor time on one core.")
 
-    transform = timm_transform(False)
-    assert evaluation(source, digest) == theirs(files, transform, digest), "the pixels are not the same"
-    processor = peer("transformers.models.vit.image_processing_pil_vit").ViTImageProcessorPil()
+    transform = timm(SPEC, False)
+    assert evaluation(source, SPEC, digest) == theirs(files, transform, digest), "the pixels are not the same"
+    processor = library("transformers.models.vit.image_processing_pil_vit").ViTImageProcessorPil()
     print("\n## Evaluation (bicubic, crop 0.9), pixels identical to timm's\n")
     print(table(turns({
-        "vitkit": lambda: evaluation(source),
+        "vitkit": lambda: evaluation(source, SPEC),
         "timm": lambda: theirs(files, transform),
         "Hugging Face (Pillow, bilinear)": lambda: [
             processor(Image.open(f).convert("RGB"), return_tensors="pt")["pixel_values"] for f in files],
     }, args.rounds), "vitkit", n, "images/s"))
 
-    for title, how, jitter in (("RandomResizedCrop, flip", CROPS, None), ("with colour jitter 0.4", JITTER, 0.4)):
-        their_own = timm_transform(True, jitter)
-        contenders = {"vitkit": lambda how=how: training(source, how),
+    for title, how, jitter in (("RandomResizedCrop, flip", CROPS, 0.0), ("with colour jitter 0.4", JITTER, 0.4)):
+        their_own = timm(SPEC, True, jitter)
+        contenders = {"vitkit": lambda how=how: training(source, SPEC, how),
                       "timm": lambda t=their_own: theirs(files, t)}
-        if jitter is None:
-            vision = torchvision_transform()
+        if not jitter:
+            vision = torchvision(SPEC, True)
             contenders["torchvision"] = lambda t=vision: theirs(files, t)
         print(f"\n## Training: {title}\n")
         print(table(turns(contenders, args.rounds), "vitkit", n, "images/s"))
@@ -161,20 +129,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept, exact = cached(source, f"{folder}/whole"), cached(source, f"{folder}/exact", spec=SPEC)
         small = cached(source, f"{folder}/small", short_side=256)
-        their_own = timm_transform(True)
+        their_own = timm(SPEC, True)
         print("\n## From the decoded cache, training (RandomResizedCrop, flip)\n")
-        print(table(turns({"vitkit, short side 256": lambda: training(small, CROPS),
-                           "vitkit, whole images": lambda: training(kept, CROPS),
+        print(table(turns({"vitkit, short side 256": lambda: training(small, SPEC, CROPS),
+                           "vitkit, whole images": lambda: training(kept, SPEC, CROPS),
                            "timm": lambda: theirs(files, their_own)}, args.rounds),
                     "vitkit, short side 256", n, "images/s"))
         print("\n## From the decoded cache, evaluation\n")
-        assert evaluation(exact, digest) == theirs(files, transform, digest), "the pixels are not the same"
-        print(table(turns({"vitkit, cached": lambda: evaluation(exact), "timm": lambda: theirs(files, transform)},
+        assert evaluation(exact, SPEC, digest) == theirs(files, transform, digest), "the pixels are not the same"
+        print(table(turns({"vitkit, cached": lambda: evaluation(exact, SPEC), "timm": lambda: theirs(files, transform)},
                           args.rounds), "vitkit, cached", n, "images/s"))
         big = large(files, Path(folder), 6)
         big_files = [big.place(i) for i in range(len(big))]
         print("\n## Training at 12 megapixels (RandomResizedCrop, flip)\n")
-        print(table(turns({"vitkit": lambda: training(big, CROPS), "timm": lambda: theirs(big_files, their_own)},
+        print(table(turns({"vitkit": lambda: training(big, SPEC, CROPS), "timm": lambda: theirs(big_files, their_own)},
                           max(3, args.rounds // 2)), "vitkit", len(big), "images/s"))
     busy(args.folder, max(3, args.rounds // 2))
 

@@ -4,7 +4,8 @@
 
 Each contender loads the file and then reads every weight once, so that a mapped file is not mistaken for a loaded one.
 Time: all take turns in one process. Memory: each in a process of its own; the growth of the resident set over what the
-imports took, at its peak, and of its private part (what no file backs) at the end.
+imports took, at its peak, and of its private part (what no file backs) at the end. `vitkit bench --what loading`
+measures the time alone, of any variant.
 """
 
 from __future__ import annotations
@@ -17,56 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import timing  # before torch: it sets what torch reads
-from tests.peers import peer
+from benchmarks import timing  # before torch: it sets what torch reads  # isort: skip
 
-SPELLINGS = {"huggingface": ("vitkit", "transformers"), "timm": ("vitkit", "timm")}
+from vitkit.jobs.bench.loading import LOADERS, ours, reading, write
+from vitkit.model.config import variant
 
-
-def write(folder: Path) -> dict[str, Path]:
-    """The same random B/16 in both spellings, without anything that only vitkit reads."""
-    from safetensors.torch import save_file
-
-    import vitkit
-    from vitkit.checkpoints import save, to_dialect
-
-    model = vitkit.create("vit-b/16", numerics="huggingface")
-    save(model, folder / "hf", "huggingface")
-    (folder / "timm").mkdir()
-    save_file({name: t.contiguous() for name, t in to_dialect(model, "timm").items()},
-              folder / "timm" / "vit_base_patch16_224.augreg_in1k.safetensors")
-    return {"huggingface": folder / "hf", "timm": folder / "timm" / "vit_base_patch16_224.augreg_in1k.safetensors"}
+SPELLINGS = {dialect: ("vitkit", peer) for peer, (dialect, _) in LOADERS.items()}
 
 
 def loader(library: str, path: Path) -> Callable[[], Any]:
     """A function that loads the file and reads every weight."""
-    import torch
-
-    if library == "vitkit":
-        import vitkit
-
-        def load() -> Any:
-            return vitkit.load(path)
-    elif library == "timm":
-        timm = peer("timm")
-
-        def load() -> Any:
-            return timm.create_model("vit_base_patch16_224", checkpoint_path=str(path))
-    else:
-        transformers = peer("transformers")
-        transformers.utils.logging.disable_progress_bar()
-        kind = transformers.ViTForImageClassification
-
-        def load() -> Any:
-            return kind.from_pretrained(path)
-
-    def run() -> Any:
-        model = load()
-        with torch.no_grad():
-            assert all(bool(p.sum().isfinite()) for p in model.parameters())
-        return model
-
-    return run
+    c = variant("vit-b/16", numerics="huggingface" if path.is_dir() else "timm")
+    return reading((ours if library == "vitkit" else LOADERS[library][1])(path, c))
 
 
 def _status(name: str) -> float:
@@ -89,9 +52,9 @@ def main() -> None:
         print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]))))
         return
     with tempfile.TemporaryDirectory() as folder:
-        for spelling, path in write(Path(folder)).items():
+        for spelling, names in SPELLINGS.items():
+            path = write(variant("vit-b/16", numerics=spelling), spelling, Path(folder))
             print(f"\n## B/16, {spelling} spelling, one safetensors file\n")
-            names = SPELLINGS[spelling]
             seconds = timing.alternate({name: loader(name, path) for name in names}, rounds=9)
             print(timing.table(seconds, "vitkit", unit="loads/s"))
             print("\n| | peak growth, MiB | private growth, MiB | weights, MiB |\n|---|---|---|---|")

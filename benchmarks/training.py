@@ -6,6 +6,7 @@
 
 Needs torch, numpy and the peers (timm, transformers, torchvision: those that can be imported). Every contender has the
 same batch, the same number of classes, the same optimiser and the same precision; compiled ones are compiled alike.
+`vitkit bench --what training` measures the same step, eager and compiled in one run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from benchmarks import timing  # isort: skip  (sets OMP_WAIT_POLICY before torch is imported)
 
 import argparse
-import contextlib
 import os
 import tempfile
 import warnings
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from vitkit.jobs.bench.training import adamw, step_of
 from vitkit.jobs.peers import PEERS
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.vit import ViT
@@ -39,28 +39,17 @@ def ours(c: ViTConfig) -> nn.Module:
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, **PEERS}
 
 
-def step_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool) -> Callable[[], None]:
-    """One training step of a model on a batch."""
-    model.to(x.device).train()
-    kernels = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": kernels, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-                                  lr=1e-4, fused=True)
-    if compiled:
-        model.compile()
-    types = {"fp32": None, "bf16": torch.bfloat16}[precision]
+def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool) -> Callable[[], None]:
+    """`vitkit bench`'s step, that waits for the device."""
+    model.to(x.device)
+    run = step_of(model, adamw(model), x, y, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision], compiled)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if types is None else torch.autocast(x.device.type, dtype=types):
-            logits = model(x)
-        F.cross_entropy(logits.float(), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    def waited() -> None:
+        run()
         if x.device.type == "cuda":
             torch.cuda.synchronize()
 
-    return step
+    return waited
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -71,7 +60,7 @@ def compare(args: argparse.Namespace) -> None:
     contenders = {}
     for name in args.only.split(",") if args.only else MODELS:
         try:
-            contenders[name] = step_of(MODELS[name](c), x, y, args.precision, args.compile)
+            contenders[name] = step(MODELS[name](c), x, y, args.precision, args.compile)
             contenders[name]()
         except Exception as error:
             contenders.pop(name, None)
