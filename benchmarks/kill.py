@@ -1,6 +1,6 @@
 """kill -9 at many random moments, in processes of their own: the run that went on must equal the one never cut.
 
-    python -m benchmarks.kill [--kills 20] [--steps 1000] [--seed 0]
+    python -m benchmarks.kill [--kills 20] [--steps 1600] [--seed 0]
 
 A small ViT with dropout, stochastic depth, MixUp and EMA learns the digits, saving after every 5th step, so that many
 kills come while a checkpoint is written; each is resumed with another number of workers. Prints the moments, and how
@@ -46,7 +46,7 @@ def saving(out: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw = random.Random(args.seed)

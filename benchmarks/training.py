@@ -33,7 +33,7 @@ K = 1000
 
 
 def ours(c: ViTConfig) -> nn.Module:
-    return Lean(ViT(c))         # as our loop runs it
+    return Lean(ViT(c), graph=True)         # as our loop runs it
 
 
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, **PEERS}

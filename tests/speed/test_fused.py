@@ -63,7 +63,7 @@ def test_fused_training_equals_plain_with_gradients(name) -> None:
     model = tiny(num_hidden_layers=3, drop_path_rate=0.4, **KINDS[name]).train()
     x = pixels(5, model.config.num_channels, 32, 32)
     found = []
-    for forward in (lambda x: model(x), lambda x: fused_forward(model, x, torch.float32)):
+    for forward in (lambda x: model(x), lambda x: fused_forward(model, x)):
         model.zero_grad()
         torch.manual_seed(3)                        # the same branches are left out
         logits = forward(x)

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     engine = ready.engine
     engine.wait()           # until all have looked at the place: the next line fills it
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
-    loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch, faster=Lean)
+    alone = engine.ranks == 1 and ready.shares.count == 1       # a graph's gradients can be neither shared nor added up
+    loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch,
+                faster=partial(Lean, graph=alone))
     at = loop.resume()
     outcome = loop()
     if outcome.step == at and engine.main and watch is not None:

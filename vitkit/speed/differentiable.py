@@ -4,7 +4,7 @@ torch's own way through a block reads and writes the tokens once for every bias,
 once more for the gradient of each bias. Here
   - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
-  - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`QKV`).
+  - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`Parts`).
 Matrix products stay the library's. Gradients of weights leave their products in fp32, never rounded to bf16. Beside
 every kernel (triton_training.py) stands the same mathematics in plain torch, which runs elsewhere and which it is held
 to.
@@ -83,7 +83,7 @@ class AddNorm(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z, dtype=product_type(z))
+            total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z)
             mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
@@ -97,7 +97,7 @@ class AddNorm(torch.autograd.Function):
             total = (z.float() + added).to(z.dtype)
             x = total.float()
             mean, rstd = x.mean(1), (x.var(1, correction=0) + eps).rsqrt()
-            u = ((x - mean[:, None]) * rstd[:, None] * weight + shift).to(product_type(z))
+            u = ((x - mean[:, None]) * rstd[:, None] * weight + shift).to(z.dtype)
         ctx.save_for_backward(total, weight, keep, mean, rstd)
         ctx.added = branch is not None
         ctx.set_materialize_grads(False)
@@ -109,16 +109,16 @@ class AddNorm(torch.autograd.Function):
         """Gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
         z, weight, keep, mean, rstd = ctx.saved_tensors
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
-        du = torch.zeros_like(z, dtype=product_type(z)) if du is None else du.contiguous()
+        du = torch.zeros_like(z) if du is None else du.contiguous()
         dz_in = None if dz_in is None else dz_in.contiguous()
         if by_triton(z):
             import triton
 
             from vitkit.speed import triton_training
 
-            count, apart = 8 * processors(z), keep is not None or z.dtype != product_type(z)
+            count, apart = 8 * processors(z), keep is not None
             dz = torch.empty_like(z)
-            dbranch = torch.empty_like(z, dtype=product_type(z)) if apart else dz
+            dbranch = torch.empty_like(z) if apart else dz
             sums = torch.empty(count, 3, D, device=z.device)
             triton_training.norm_backward[(count,)](
                 z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
@@ -139,45 +139,48 @@ class AddNorm(torch.autograd.Function):
         return dz, dbranch, of_bias, None, of_weight, of_shift, None
 
 
-def product_type(z: Tensor) -> torch.dtype:
-    """The type matrix products run in: bf16 on CUDA, whatever the tokens' sums are kept in."""
-    return torch.bfloat16 if z.is_cuda else z.dtype
-
-
-class QKV(torch.autograd.Function):
-    """Eq. 5: u -> q, k, v, three views [M, h d] of one product."""
+class Parts(torch.autograd.Function):
+    """Eq. 5: u -> q, k, v (or k, v), views [M, h d] of one product."""
 
     @staticmethod
-    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """[M, D] -> three times [M, h d]."""
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int) -> tuple[Tensor, ...]:
+        """[M, D] -> `count` times [M, h d].
+
+        Args:
+            ctx: what backward needs.
+            u: [M, D].
+            weight: [count h d, D].
+            bias: [count h d].
+            count: two or three.
+        """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
         ctx.biased = bias is not None
-        qkv = u @ W.mT if bias is None else torch.addmm(bias.to(u.dtype), u, W.mT)
-        return qkv.chunk(3, dim=1)
+        whole = u @ W.mT if bias is None else torch.addmm(bias.to(u.dtype), u, W.mT)
+        return whole.chunk(count, dim=1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of u, the weight and the bias."""
         u, W = ctx.saved_tensors
-        M, N = dq.shape
+        (M, N), count = gradients[0].shape, len(gradients)
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
-            dq, dk, dv = (part.contiguous() for part in (dq, dk, dv))
+            a, b, c = ([part.contiguous() for part in gradients] * 2)[:3]
             rows, block = 256, min(256, triton.next_power_of_2(N))
-            dy, chunks = torch.empty(M, 3 * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
-            sums = torch.empty(chunks, 3 * N, device=u.device)
-            triton_training.side_by_side[(triton.cdiv(N, block), chunks, 3)](
-                dq, dk, dv, dy, sums, M, N, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
+            sums = torch.empty(chunks, count * N, device=u.device)
+            triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
+                a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
-            dy = torch.cat([dq, dk, dv], dim=1)
+            dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
-        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None
+        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None, None
 
 
 class Product(torch.autograd.Function):

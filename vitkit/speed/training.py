@@ -3,7 +3,7 @@
   - With class-token pooling the loss sees one token of the last block, so that block's queries, U_msa and MLP are
     computed for that token alone, forward and backward.
   - E of Eq. 1 is a matrix product over flattened patches: convolution libraries take the long way round, and back.
-  - On CUDA under bf16 autocast, blocks run by the fused parts of differentiable.py where these apply: no dropout, no
+  - On CUDA under bf16 autocast, `Lean` runs by the fused parts of differentiable.py where these apply: no dropout, no
     layer scale. The residual stream is bf16 there too.
 
 The parameters are the model's own, and the logits are the same numbers up to rounding.
@@ -14,6 +14,7 @@ Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D widt
 from __future__ import annotations
 
 import importlib.util
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +33,17 @@ KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 def class_block(block: Block, z: Tensor, u: Tensor) -> Tensor:
     """The class token after a block: [B, T, D], and its LN(z) -> [B, 1, D]."""
     msa = block.msa
-    B, T, _ = z.shape
     width, weight, bias = len(msa.heads) * msa.head_size, msa.qkv.weight, msa.qkv.bias
+    kv = F.linear(u, weight[width:], None if bias is None else bias[width:])              # Eq. 5 of all tokens
+    return class_token(block, z, u, *kv.chunk(2, dim=-1))
+
+
+def class_token(block: Block, z: Tensor, u: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The class token after a block: z, LN(z), k and v, all [B, T, D or h d] -> [B, 1, D]."""
+    msa = block.msa
+    (B, T, width), weight, bias = k.shape, msa.qkv.weight, msa.qkv.bias
     q = F.linear(u[:, :1], weight[:width], None if bias is None else bias[:width])        # Eq. 5 of one token
-    kv = F.linear(u, weight[width:], None if bias is None else bias[width:])              # and of all
-    k, v = kv.view(B, T, 2, len(msa.heads), msa.head_size).permute(2, 0, 3, 1, 4).unbind(0)
-    q = q.view(B, 1, len(msa.heads), msa.head_size).transpose(1, 2)
+    q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in (q, k, v))
     sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
     z = block.residual1(msa.dropout(msa.out(sa.transpose(1, 2).flatten(2)))) + z[:, :1]   # Eq. 2
     return block.residual2(block.mlp(block.norm2(z))) + z                                 # Eq. 3
@@ -59,37 +65,33 @@ def fusible(model: ViT, x: Tensor) -> bool:
             and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
 
 
-def fused_embedding(model: ViT, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D].
+def fused_embedding(model: ViT, x: Tensor) -> Tensor:
+    """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D], bf16 on CUDA.
 
     Args:
         model: a ViT without dropout.
         x: pixels; they get no gradient.
-        dtype: of the result.
     """
     x, c, projection = fit(x, model.config), model.config, model.patch_embedding.projection
     positions = model.positions((x.shape[2] // c.patch_size, x.shape[3] // c.patch_size))[0]
-    first = int(c.class_token)
-    rows = [positions[first:] + projection.bias]
+    rows = [positions[int(c.class_token):] + projection.bias]
     if model.register_tokens is not None:
         rows.insert(0, model.register_tokens[0])
     if model.class_token is not None:
         rows.insert(0, model.class_token[0] + positions[:1])
-    z = differentiable.Embed.apply(flat_patches(x, c.patch_size, c.num_prefix_tokens, dtype),
-                                   projection.weight.flatten(1), torch.cat(rows))
+    flat = flat_patches(x, c.patch_size, c.num_prefix_tokens, torch.bfloat16 if x.is_cuda else x.dtype)
+    z = differentiable.Embed.apply(flat, projection.weight.flatten(1), torch.cat(rows))
     return z.view(len(x), -1, c.hidden_size)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def fused_forward(model: ViT, x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def fused_forward(model: ViT, x: Tensor) -> Tensor:
     """Logits by fused parts.
 
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
-        dtype: of the residual stream.
     """
-    return model.classify(fused_blocks(model, fused_embedding(model, x, dtype)))
+    return model.classify(fused_blocks(model, fused_embedding(model, x)))
 
 
 def fused_blocks(model: ViT, z: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def fused_blocks(model: ViT, z: Tensor) -> Tensor:
 
     Args:
         model: a ViT to which they apply.
-        z: in the type that the residual stream is to have.
+        z: in the type that the residual stream is to have; on CUDA that of matrix products.
     """
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
@@ -111,8 +113,11 @@ def fused_blocks(model: ViT, z: Tensor) -> Tensor:
         msa, mlp = block.msa, block.mlp
         stream, u = read(block.norm1)
         if c.pool == "cls" and i == len(model.blocks) - 1:
-            return model.norm(class_block(block, stream.view(B, T, D), u.view(B, T, D))[:, 0])     # Eq. 4
-        qkv = differentiable.QKV.apply(u, msa.qkv.weight, msa.qkv.bias)                            # Eq. 5
+            width, of_kv = len(msa.heads) * msa.head_size, msa.qkv.bias
+            kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2)
+            whole = (part.view(B, T, -1) for part in (stream, u, *kv))
+            return model.norm(class_token(block, *whole)[:, 0])                                    # Eq. 4
+        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3)                       # Eq. 5
         q, k, v = (part.view(B, T, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
@@ -135,8 +140,6 @@ def training_forward(model: ViT, x: Tensor) -> Tensor:
     """
     if model.gradient_checkpointing:
         return model(x)
-    if fusible(model, x):
-        return fused_forward(model, x)
     if model.config.pool != "cls":
         return model(x)
     z = model.join(*patch_product(model, x))                                              # Eq. 1
@@ -151,6 +154,37 @@ class Lean(nn.Module):
 
     Args:
         model: a ViT; its parameters are the only ones.
+        graph: whether forward and backward of the fused parts become one CUDA graph each, which saves the time between
+            their kernels. Gradients are then the graph's own memory: they must be used before the next forward, so
+            nothing can be accumulated over several.
+    """
+
+    def __init__(self, model: ViT, graph: bool = False) -> None:
+        super().__init__()
+        self.model, self.graph = model, graph
+        self.recorded: dict[tuple[int, ...], nn.Module] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, K] of pixels [B, C, H, W]."""
+        if self.model.gradient_checkpointing or not fusible(self.model, x):
+            return training_forward(self.model, x)
+        return self.fused(x)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def fused(self, x: Tensor) -> Tensor:
+        """Logits by fused parts, from a graph where there shall be one."""
+        if not self.graph or not self.model.training:
+            return fused_forward(self.model, x)
+        if tuple(x.shape) not in self.recorded:
+            self.recorded = {tuple(x.shape): record(self.model, x)}
+        return self.recorded[tuple(x.shape)](x)
+
+
+class Recorded(nn.Module):
+    """`fused_forward` as a module, for the recording.
+
+    Args:
+        model: a ViT.
     """
 
     def __init__(self, model: ViT) -> None:
@@ -158,5 +192,20 @@ class Lean(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, K] of pixels [B, C, H, W]."""
-        return training_forward(self.model, x)
+        """Logits [B, K]."""
+        return fused_forward(self.model, x)
+
+
+def record(model: ViT, x: Tensor) -> nn.Module:
+    """Forward and backward for pixels of this shape as CUDA graphs; random numbers go on as if nothing had happened.
+
+    Args:
+        model: a ViT in training.
+        x: pixels; their values do not matter.
+    """
+    state = torch.cuda.get_rng_state(x.device)
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        found = torch.cuda.make_graphed_callables(Recorded(model).train(), (torch.zeros_like(x),),
+                                                  allow_unused_input=True)
+    torch.cuda.set_rng_state(state, x.device)
+    return cast(nn.Module, found)

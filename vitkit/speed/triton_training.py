@@ -118,8 +118,8 @@ def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.const
 
 
 @triton.jit
-def side_by_side(a, b, c, out, sums, rows, N, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """[a, b, c], each [rows, N], as one [rows, 3 N]; a program leaves the sums of its ROWS rows."""
+def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first `count` of a, b and c, each [rows, N], as one [rows, count N]; a program leaves the sums of its ROWS rows."""
     part = tl.program_id(2)
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -134,6 +134,6 @@ def side_by_side(a, b, c, out, sums, rows, N, STEP: tl.constexpr, ROWS: tl.const
             x = tl.load(b + at, mask=inside, other=0.0)
         else:
             x = tl.load(c + at, mask=inside, other=0.0)
-        tl.store(out + row * (3 * N) + part * N + column[None, :], x, mask=inside)
+        tl.store(out + row * (count * N) + part * N + column[None, :], x, mask=inside)
         total += x.to(tl.float32)
-    tl.store(sums + (tl.program_id(1) * 3 + part) * N + column, tl.sum(total, axis=0), mask=column < N)
+    tl.store(sums + (tl.program_id(1) * count + part) * N + column, tl.sum(total, axis=0), mask=column < N)
