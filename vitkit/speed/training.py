@@ -41,7 +41,7 @@ def class_block(block: Block, z: Tensor, u: Tensor) -> Tensor:
 def class_token(block: Block, z: Tensor, u: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The class token after a block: z, LN(z), k and v, all [B, T, D or h d] -> [B, 1, D]."""
     msa = block.msa
-    (B, T, width), weight, bias = k.shape, msa.qkv.weight, msa.qkv.bias
+    B, width, weight, bias = len(k), k.shape[2], msa.qkv.weight, msa.qkv.bias
     q = F.linear(u[:, :1], weight[:width], None if bias is None else bias[:width])        # Eq. 5 of one token
     q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in (q, k, v))
     sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)

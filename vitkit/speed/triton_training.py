@@ -119,7 +119,7 @@ def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.const
 
 @triton.jit
 def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first `count` of a, b and c, each [rows, N], as one [rows, count N]; a program leaves the sums of its ROWS rows."""
+    """The first `count` of a, b, c, each [rows, N], as [rows, count N]; a program leaves the sums of its ROWS rows."""
     part = tl.program_id(2)
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
