@@ -62,7 +62,8 @@ class Benchmark:
         for row in self.rows:
             ratio = "" if row.ratio is None else f"{row.ratio[0]:.2f}x ({row.ratio[1]:.2f} to {row.ratio[2]:.2f})"
             name = {"ours": f"**vitkit {row.name}**", "peer": row.name, "limit": f"limit: {row.name}"}[row.kind]
-            lines.append(f"| {name} | {row.rate:,.1f} | {row.milliseconds:,.1f} | {ratio} |")
+            took = f"{row.milliseconds:,.{1 if row.milliseconds >= 10 else 2}f}"
+            lines.append(f"| {name} | {row.rate:,.1f} | {took} | {ratio} |")
         return "\n".join([*lines, "", f"{self.machine}.", *(f"Not measured: {note}" for note in self.notes)])
 
 
