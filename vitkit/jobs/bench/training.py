@@ -94,10 +94,9 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         if options.compiling and name in found.runs:            # the same weights: compiling changes none of them
             found.add(kind, f"{name}, compiled", lambda: step_of(model, optimizer, x, y, dtype, compiled=True))
 
-    ours = ViT(c).to(device)
-    optimizer = adamw(ours)
-    add("ours", "lean", Lean(ours), optimizer)
-    add("ours", "plain", ours, optimizer)
+    lean, plain = ViT(c).to(device), ViT(c).to(device)
+    add("ours", "lean", Lean(lean, graph=True), adamw(lean))        # as a run of one process has it
+    add("ours", "plain", plain, adamw(plain))
     for name in PEERS if options.peer is None else options.peer:
         try:
             theirs = PEERS[name](c).to(device)
