@@ -123,7 +123,7 @@ class AddNorm(torch.autograd.Function):
             triton_training.norm_backward[(count,)](
                 z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
                 dz, dbranch, sums, M, tokens, D, HAS_DZ=dz_in is not None, APART=apart, HAS_KEEP=keep is not None,
-                PROGRAMS=count, WIDTH=triton.next_power_of_2(D), num_warps=1)
+                PROGRAMS=count, TURNS=triton.cdiv(M, count), WIDTH=triton.next_power_of_2(D), num_warps=1)
             of_weight, of_shift, of_bias = sums.sum(0)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()

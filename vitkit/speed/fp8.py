@@ -1,10 +1,11 @@
-"""The fused engine with 8-bit floating-point matrix products (e4m3): qkv and both layers of the MLP.
+"""The fused engine with 8-bit matrix products: qkv and both layers of the MLP.
 
-Scales are static and need no calibration: a LayerNorm's output cannot exceed sqrt(D) |weight| + |bias|, so its scale
-follows from the weights, and so does a bound on what the MLP's first layer makes of it. Nothing can saturate, and e4m3
-keeps its relative precision over the range that such a bound wastes. Weights have a scale for each output. Scaling is
-the last step of the LayerNorm and of the GELU that precede a product. U_msa stays in bf16: quantizing the attention's
-output would cost what its product saves.
+Behind a LayerNorm, values are alike in size: qkv and the MLP's first layer run in integers, which are finer there than
+8-bit floating point is. Every row has a scale of its own, found by the LayerNorm that writes it. Behind a GELU they are
+not: the MLP's second layer runs in floating point (e4m3), with one static scale that needs no calibration, because a
+bound on its input follows from the weights (nothing can saturate, and e4m3 keeps its relative precision over the range
+that a bound wastes). Weights have a scale for each output. Scaling is the last step of the LayerNorm and of the GELU
+that precede a product. U_msa stays in bf16: quantizing the attention's output would cost what its product saves.
 
 Legend: M = B T rows of tokens, D width.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
 from vitkit.speed.fused import Fused, Layer
-from vitkit.speed.kernels import FP8, FP8_MAX, mlp_fp8
+from vitkit.speed.kernels import FP8, FP8_MAX, linear_int8, to_int8
 
 
 def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -40,22 +41,22 @@ def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | 
 
 
 class Fp8Layer:
-    """The 8-bit matrices of one block, and the scales of what they are multiplied with."""
+    """The 8-bit matrices of one block, each [N, K] with the scales of its rows [N], and the scale behind the GELU."""
 
     def __init__(self, layer: Layer, D: int) -> None:
-        bound1, bound2 = (math.sqrt(D) * weight.abs() + bias.abs() for weight, bias in (layer.norm1, layer.norm2))
-        self.scale1, self.scale2 = (float(bound.max()) / FP8_MAX for bound in (bound1, bound2))
         W1, b1 = (t.float() for t in layer.fc1)
         weight, bias = layer.norm2
         reach = (W1 * weight[:, None]).norm(dim=0) * math.sqrt(D) + (bias @ W1 + b1).abs()    # |u W_1 + b_1| of a unit
         self.scale_h = float(reach.max()) / FP8_MAX
-        self.qkv, self.fc1, self.fc2 = (self.quantize(W) for W in (layer.qkv[0], layer.fc1[0], layer.fc2))
+        self.qkv, self.fc1 = self.integers(layer.qkv[0]), self.integers(layer.fc1[0])
+        scale = layer.fc2.float().abs().amax(0).clamp(min=1e-12) / FP8_MAX
+        self.fc2 = (layer.fc2.float() / scale).clamp(-FP8_MAX, FP8_MAX).mT.to(FP8).contiguous(), scale
 
     @staticmethod
-    def quantize(W: Tensor) -> tuple[Tensor, Tensor]:
-        """(fp8 matrix [N, K], the scales of its rows [N]) of [K, N]: each output of a layer has a scale of its own."""
-        scale = W.float().abs().amax(0).clamp(min=1e-12) / FP8_MAX
-        return (W.float() / scale).clamp(-FP8_MAX, FP8_MAX).mT.to(FP8).contiguous(), scale
+    def integers(W: Tensor) -> tuple[Tensor, Tensor]:
+        """(int8 [N, K], scales [N]) of [K, N]: each output of a layer has a scale of its own."""
+        scale = torch.empty(W.shape[1], device=W.device)
+        return to_int8(W.mT, scale).contiguous(), scale
 
 
 class Fp8(Fused):
@@ -90,19 +91,19 @@ class Fp8(Fused):
 
     def block(self, z: Tensor, pending: Tensor | None, layer: Layer, i: int, B: int,
               T: int) -> tuple[Tensor, Tensor | None]:
-        """Eqs. 2 and 3 of block i, in fp8 where it has 8-bit matrices."""
+        """Eqs. 2 and 3 of block i, in 8 bits where it has such matrices."""
         small, M = self.small[i], len(z)
         if small is None:
             return super().block(z, pending, layer, i, B, T)
-        u = self.read(z, pending, layer.shift1, layer.norm1, small.scale1)
+        scales = torch.empty(M, device=z.device)
+        u = self.read(z, pending, layer.shift1, layer.norm1, scales)
         if self.ends_in_class_token(i):
-            matrix, scales = (part[len(part) // 3:] for part in small.qkv)
-            bias = layer.qkv[1][len(layer.qkv[1]) // 3:]
-            kv = multiply(u, (matrix, scales), self.scale(M, small.scale1), bias, self.dtype)
+            matrix, of_kv, bias = (part[len(part) // 3:] for part in (*small.qkv, layer.qkv[1]))
+            kv = linear_int8(u, (matrix, of_kv), scales, bias, self.dtype)
             own = self.read(z.view(B, T, -1)[:, 0].contiguous(), None, layer.shift1, layer.norm1)
             return self.class_block(z, own, kv, layer, B, T), None
-        qkv = multiply(u, small.qkv, self.scale(M, small.scale1), layer.qkv[1], self.dtype)       # Eq. 5
+        qkv = linear_int8(u, small.qkv, scales, layer.qkv[1], self.dtype)                 # Eq. 5
         z.addmm_(self.attention(qkv, layer, B, T), layer.out)                             # Eqs. 6-8, 2
-        u = self.read(z, None, layer.shift2, layer.norm2, small.scale2)
-        h = mlp_fp8(u, small.fc1[0], small.scale2, small.fc1[1], layer.fc1[1], small.scale_h)
+        u = self.read(z, None, layer.shift2, layer.norm2, scales)
+        h = linear_int8(u, small.fc1, scales, layer.fc1[1], self.dtype, small.scale_h)
         return z, multiply(h, small.fc2, self.scale(M, small.scale_h), None, self.dtype)  # Eq. 3, added later

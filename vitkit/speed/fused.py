@@ -177,7 +177,7 @@ class Fused:
         return (z, parts(h, W, self.cuts[M])) if self.cuts[M] > 1 else (z.addmm_(h, W), None)
 
     def read(self, z: Tensor, pending: Tensor | None, shift: Tensor, norm: tuple[Tensor, Tensor],
-             scale: float | None = None) -> Tensor:
+             scale: float | Tensor | None = None) -> Tensor:
         """LN(z), what is pending being added to z on the way."""
         total = None if pending is None else z
         return add_norm(z, pending, shift, *norm, self.config.layer_norm_eps, total=total, scale=scale)

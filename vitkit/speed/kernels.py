@@ -1,7 +1,7 @@
 """What the fused engines need that no library call gives: a residual sum, a LayerNorm and a change of type in one pass
-over memory; attention over few tokens; a matrix product in fp8 with GELU and rescaling as its last step. On CUDA each
-is a Triton kernel (triton_kernels.py); beside it stands the same mathematics in plain torch, which is what runs
-elsewhere and what the kernel is held to.
+over memory; attention over few tokens; a matrix product in 8 bits with bias, GELU and rescaling as its last step. On
+CUDA each is a Triton kernel (triton_kernels.py); beside it stands the same mathematics in plain torch, which is what
+runs elsewhere and what the kernel is held to.
 
 Legend: M = B T rows of tokens, D width.
 """
@@ -50,8 +50,19 @@ def flat_patches(x: Tensor, P: int, prefix: int, dtype: torch.dtype) -> Tensor:
     return flat.flatten(0, 1)
 
 
+def to_int8(x: Tensor, scale: Tensor) -> Tensor:
+    """Each row of x / scale, rounded to 8-bit integers; `scale` [rows] is filled with what makes them fit.
+
+    Args:
+        x: [rows, columns].
+        scale: takes the largest of each row / 127.
+    """
+    scale.copy_(x.float().abs().amax(1).clamp(min=1e-12) / 127)
+    return (x.float() / scale[:, None] + 0.5).floor().to(torch.int8)
+
+
 def plain_add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: Tensor, eps: float,
-                   total: Tensor | None, scale: float | None) -> Tensor:
+                   total: Tensor | None, scale: float | Tensor | None) -> Tensor:
     """`add_norm` in plain torch, computed in fp32 as the kernel does."""
     x = a.float()
     if b is not None:
@@ -60,11 +71,13 @@ def plain_add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, b
     if total is not None:
         total.copy_(x)
     x = F.layer_norm(x + shift.float(), x.shape[-1:], weight.float(), bias.float(), eps)
+    if isinstance(scale, Tensor):
+        return to_int8(x, scale)
     return x.to(a.dtype) if scale is None else to_fp8(x, scale)
 
 
 def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: Tensor, eps: float,
-             total: Tensor | None = None, scale: float | None = None, **launch: Any) -> Tensor:
+             total: Tensor | None = None, scale: float | Tensor | None = None, **launch: Any) -> Tensor:
     """LN(a + b + shift), and the sum a + b on the side.
 
     Args:
@@ -76,7 +89,8 @@ def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: T
         bias: [D] of the LayerNorm.
         eps: of the LayerNorm.
         total: [M, D], takes a + b; may be `a` itself.
-        scale: where given, the result is fp8 of LN(...) / scale.
+        scale: a number makes the result fp8 of LN(...) / scale; a tensor [M] takes a scale for each row and makes the
+            result int8.
         launch: rows and warps of one program, for measurements.
     """
     if not by_triton(a):
@@ -87,13 +101,15 @@ def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: T
 
     M, D = a.shape
     R = M if b is None else min(M, len(b))
-    out = torch.empty(M, D, device=a.device, dtype=a.dtype if scale is None else FP8)
-    rows = launch.get("rows", 1)
+    of_rows = isinstance(scale, Tensor)
+    dtype = a.dtype if scale is None else torch.int8 if of_rows else FP8
+    out = torch.empty(M, D, device=a.device, dtype=dtype)
+    rows, warps = launch.get("rows", 1), launch.get("warps", 1 if M >= 4096 and b is None and D <= 1024 else 4)
     triton_kernels.add_norm[(triton.cdiv(M, rows),)](
-        a, b if b is not None else a, shift, weight, bias, total if total is not None else a, out, M,
-        R, D, eps, 1.0 if scale is None else 1 / scale, PARTS=0 if b is None else len(b) // R,
-        SUM=total is not None, TO_FP8=scale is not None, ROWS=rows, WIDTH=triton.next_power_of_2(D),
-        num_warps=launch.get("warps", 1 if M >= 4096 and b is None and D <= 1024 else 4))
+        a, b if b is not None else a, shift, weight, bias, total if total is not None else a, out,
+        scale if of_rows else weight, M, R, D, eps, 1 / scale if isinstance(scale, float) else 1.0,
+        PARTS=0 if b is None else len(b) // R, SUM=total is not None, TO_FP8=dtype == FP8, TO_INT8=of_rows, ROWS=rows,
+        WIDTH=triton.next_power_of_2(D), num_warps=warps)
     return out
 
 
@@ -126,31 +142,33 @@ def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
     return out
 
 
-def mlp_fp8(a: Tensor, b: Tensor, scale_a: float, scale_b: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """GELU(a b^T scale_a scale_b + bias) / scale in fp8: the first layer of an MLP in one pass.
+def linear_int8(a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tensor, dtype: torch.dtype,
+                scale: float | None = None) -> Tensor:
+    """a b^T scale_a scale_b + bias of 8-bit integers; with a scale, GELU(that) / scale in fp8, all in one pass.
 
     Args:
-        a: [M, K] fp8.
-        b: [N, K] fp8.
-        scale_a: of a.
-        scale_b: [N], of the rows of b.
+        a: [M, K] int8.
+        b: [N, K] int8, and the scales of its rows [N].
+        scale_a: [M], of the rows of a.
         bias: [N].
-        scale: of the result.
+        dtype: of a result without a scale.
+        scale: of the result, which is then the first layer of an MLP.
     """
+    matrix, scale_b = b
     if not by_triton(a):
-        x = (a.float() @ b.float().mT) * (scale_a * scale_b) + bias.float()
-        return to_fp8(F.gelu(x, approximate="tanh"), scale)
+        x = (a.float() @ matrix.float().mT) * (scale_a[:, None] * scale_b) + bias.float()
+        return x.to(dtype) if scale is None else to_fp8(F.gelu(x, approximate="tanh"), scale)
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from vitkit.speed import triton_kernels
 
-    (M, K), N = a.shape, len(b)
-    out = torch.empty(M, N, device=a.device, dtype=FP8)
+    (M, K), N = a.shape, len(matrix)
+    out = torch.empty(M, N, device=a.device, dtype=dtype if scale is None else FP8)
     BM, BN, BK = (128, 256, 128) if M >= 4096 else (64, 64, 128)
-    at = TensorDescriptor.from_tensor
-    programs = processors(a)
-    triton_kernels.mlp_fp8[(min(programs, triton.cdiv(M, BM) * triton.cdiv(N, BN)),)](
-        at(a, [BM, BK]), at(b, [BN, BK]), at(out, [BM, BN]), bias, scale_b, scale_a, 1 / scale, M, N, K, BM=BM, BN=BN,
-        BK=BK, PROGRAMS=programs, GROUP=8, num_warps=8 if M >= 4096 else 4, num_stages=4)
+    at, programs = TensorDescriptor.from_tensor, processors(a)
+    triton_kernels.linear_int8[(min(programs, triton.cdiv(M, BM) * triton.cdiv(N, BN)),)](
+        at(a, [BM, BK]), at(matrix, [BN, BK]), at(out, [BM, BN]), bias, scale_a, scale_b, 1 / (scale or 1.0), M, N, K,
+        GELU=scale is not None, BM=BM, BN=BN, BK=BK, PROGRAMS=programs, GROUP=8, num_warps=8 if M >= 4096 else 4,
+        num_stages=4)
     return out

@@ -7,8 +7,9 @@ import triton.language as tl
 
 
 @triton.jit
-def add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, inverse_scale,
-             PARTS: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, D, eps, inverse_scale,
+             PARTS: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, TO_INT8: tl.constexpr, ROWS: tl.constexpr,
+             WIDTH: tl.constexpr):
     """See kernels.add_norm; one program takes ROWS rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
@@ -27,6 +28,10 @@ def add_norm(a, b, shift, weight, bias, total, out, rows, rows_b, D, eps, invers
     y += tl.load(bias + column, mask=wide, other=0.0).to(tl.float32)
     if TO_FP8:
         y = tl.minimum(tl.maximum(y * inverse_scale, -448.0), 448.0)
+    if TO_INT8:
+        scale = tl.maximum(tl.max(tl.where(wide, tl.abs(y), 0.0), axis=1, keep_dims=True), 1e-12) / 127.0
+        tl.store(scales + row, scale, mask=row < rows)
+        y = tl.floor(y / scale + 0.5)
     tl.store(out + row * D + column, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -47,20 +52,22 @@ def attention(qkv, out, T, width, scale, BQ: tl.constexpr, BT: tl.constexpr, SIZ
 
 
 @triton.jit
-def mlp_fp8(a_at, b_at, out_at, bias, scale_b, scale_a, inverse_scale, M, N, K,
-             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr):
-    """See kernels.mlp_fp8; every program takes one tile after another."""
+def linear_int8(a_at, b_at, out_at, bias, scale_a, scale_b, inverse_scale, M, N, K, GELU: tl.constexpr,
+                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr):
+    """See kernels.linear_int8; every program takes one tile after another."""
     tall, wide, deep = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     for tile in tl.range(tl.program_id(0), tall * wide, PROGRAMS, flatten=True):
         first = tile // (GROUP * wide) * GROUP          # tiles that share rows of `a` run side by side
         size = tl.minimum(tall - first, GROUP)
         m, n = first + tile % (GROUP * wide) % size, tile % (GROUP * wide) // size
-        total = tl.zeros((BM, BN), tl.float32)
+        total = tl.zeros((BM, BN), tl.int32)
         for k in range(deep):
             total = tl.dot(a_at.load([m * BM, k * BK]), b_at.load([n * BN, k * BK]).T, total)
-        column = n * BN + tl.arange(0, BN)
-        x = total * (scale_a * tl.load(scale_b + column, mask=column < N, other=0.0))[None, :]
+        row, column = m * BM + tl.arange(0, BM), n * BN + tl.arange(0, BN)
+        x = total.to(tl.float32) * tl.load(scale_a + row, mask=row < M, other=0.0)[:, None]
+        x *= tl.load(scale_b + column, mask=column < N, other=0.0)[None, :]
         x += tl.load(bias + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
-        x = x / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))       # GELU, tanh form
-        x = tl.minimum(tl.maximum(x * inverse_scale, -448.0), 448.0)
-        out_at.store([m * BM, n * BN], x.to(tl.float8e4nv))
+        if GELU:
+            x = x / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))       # its tanh form
+            x = tl.minimum(tl.maximum(x * inverse_scale, -448.0), 448.0)
+        out_at.store([m * BM, n * BN], x.to(out_at.dtype))

@@ -40,21 +40,22 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
 @triton.jit
 def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sums, rows, tokens, D,
                   HAS_DZ: tl.constexpr, APART: tl.constexpr, HAS_KEEP: tl.constexpr, PROGRAMS: tl.constexpr,
-                  WIDTH: tl.constexpr):
-    """See differentiable.AddNorm; a program takes every PROGRAMS-th row and leaves three sums [3, D]."""
+                  TURNS: tl.constexpr, WIDTH: tl.constexpr):
+    """See differentiable.AddNorm; a program takes every PROGRAMS-th row, TURNS in all, and leaves sums [3, D]."""
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
-    inside = column < D
-    w = tl.load(weight + column, mask=inside, other=0.0)
+    w = tl.load(weight + column, mask=column < D, other=0.0)
     of_weight = tl.zeros((WIDTH,), tl.float32)
     of_shift = tl.zeros((WIDTH,), tl.float32)
     of_bias = tl.zeros((WIDTH,), tl.float32)
-    for row in range(program, rows, PROGRAMS):
-        at = tl.cast(row, tl.int64) * D + column
+    for turn in range(TURNS):
+        row = (turn * PROGRAMS + program).to(tl.int64)
+        inside = (column < D) & (row < rows)
+        at = row * D + column
         x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(du + at, mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_at + row)
-        x = tl.where(inside, (x - tl.load(mean_at + row)) * rstd, 0.0)
+        rstd = tl.load(rstd_at + row, mask=row < rows, other=0.0)
+        x = tl.where(inside, (x - tl.load(mean_at + row, mask=row < rows, other=0.0)) * rstd, 0.0)
         of_weight += g * x
         of_shift += g
         g *= w
@@ -63,14 +64,14 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sum
             dx += tl.load(dz_in + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=inside)
         if HAS_KEEP:
-            dx *= tl.load(keep + row // tokens)
+            dx *= tl.load(keep + row // tokens, mask=row < rows, other=0.0)
         if APART:
             tl.store(dbranch + at, dx.to(dbranch.dtype.element_ty), mask=inside)
         of_bias += tl.where(inside, dx, 0.0)
-    at = program * 3 * D + column
-    tl.store(sums + at, of_weight, mask=inside)
-    tl.store(sums + at + D, of_shift, mask=inside)
-    tl.store(sums + at + 2 * D, of_bias, mask=inside)
+    at, wide = program * 3 * D + column, column < D
+    tl.store(sums + at, of_weight, mask=wide)
+    tl.store(sums + at + D, of_shift, mask=wide)
+    tl.store(sums + at + 2 * D, of_bias, mask=wide)
 
 
 @triton.jit
