@@ -62,7 +62,7 @@ def linear_int8(a_at, b_at, out_at, bias, scale_a, scale_b, inverse_scale, M, N,
         m, n = first + tile % (GROUP * wide) % size, tile % (GROUP * wide) // size
         total = tl.zeros((BM, BN), tl.int32)
         for k in range(deep):
-            total = tl.dot(a_at.load([m * BM, k * BK]), b_at.load([n * BN, k * BK]).T, total)
+            total = tl.dot(a_at.load([m * BM, k * BK]), b_at.load([n * BN, k * BK]).T, total, out_dtype=tl.int32)
         row, column = m * BM + tl.arange(0, BM), n * BN + tl.arange(0, BN)
         x = total.to(tl.float32) * tl.load(scale_a + row, mask=row < M, other=0.0)[:, None]
         x *= tl.load(scale_b + column, mask=column < N, other=0.0)[None, :]
