@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 from tests.data.images import encoded, picture
 from vitkit.data import Augment, Mix, augment, rng
 from vitkit.data import mix as mixing
-from vitkit.data.augment import color_jitter, random_box, random_erase
+from vitkit.data.augment import augment_many, color_jitter, random_box, random_erase, takes_many
 from vitkit.data.randaugment import OPERATIONS, blend_gray, brightness, contrast, rand_augment
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec
@@ -90,15 +90,40 @@ def test_erasing_paints_one_rectangle_of_the_asked_area():
     x = torch.full((3, 60, 80), 255, dtype=torch.uint8)
     spec = InputSpec(size=(60, 80), mean=(0.2, 0.4, 0.6), std=(0.1, 0.1, 0.1))
     for seed in range(50):
-        out = random_erase(x, (0.1, 0.2), "mean", spec, generator(seed))
+        out = random_erase(x, spec, Augment(erase_area=(0.1, 0.2)), generator(seed))
         hit = (out != 255).any(0)
         rows, columns = hit.any(1).sum().item(), hit.any(0).sum().item()
         assert hit.sum() == rows * columns
         assert 0.09 < rows * columns / 4800 < 0.21
         assert out[:, hit].T.unique(dim=0).tolist() == [[51, 102, 153]]
-    noise = random_erase(x, (0.2, 0.2), "noise", spec, generator(0))
+    noise = random_erase(x, spec, Augment(erase_area=(0.2, 0.2), erase_fill="noise"), generator(0))
     assert noise[:, (noise != 255).any(0)].float().mean(1).tolist() == pytest.approx([51, 102, 153], abs=6)
     assert (x == 255).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("how", [Augment(erase=0.5), Augment(scale=(0.5, 1.0), erase=1.0, erase_fill="noise"),
+                                 Augment(interpolation="nearest", flip=0.0), Augment(interpolation="bicubic", flip=1.0)])
+def test_many_at_a_time_are_the_same_bytes(channels, how):
+    draw = generator(5)
+    images = [draw.integers(0, 256, (28, 24, channels), dtype=np.uint8) for _ in range(60)]
+    spec = InputSpec(size=(28, 26), channels="gray" if channels == 1 else "rgb", mean=(0.3,) * channels,
+                     std=(0.2,) * channels)
+    assert takes_many(how, spec, images)
+    many = augment_many(images, spec, how, [generator(seed) for seed in range(60)])
+    for seed, image in enumerate(images):
+        assert torch.equal(many[seed], augment(image, spec, how, generator(seed)))
+
+
+def test_what_cannot_be_done_to_many_is_not():
+    small = [np.zeros((8, 8, 1), dtype=np.uint8)]
+    gray = InputSpec(size=(8, 8), channels="gray", mean=(0.5,), std=(0.5,))
+    assert takes_many(Augment(), gray, small)
+    assert not takes_many(Augment(color_jitter=0.1), gray, small)
+    assert not takes_many(Augment(rand_layers=1), gray, small)
+    assert not takes_many(Augment(scale=None), gray, small)
+    assert not takes_many(Augment(), InputSpec(size=(8, 8)), small)
+    assert not takes_many(Augment(), gray, [b"bytes"])
 
 
 def test_probabilities_are_kept():

@@ -6,7 +6,10 @@ The order is RandomResizedCrop, flip, RandAugment or colour jitter, random erasi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,8 +107,50 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
     if how.color_jitter and spec.channels != "raw":
         x = color_jitter(x, how.color_jitter, rng)
     if rng.random() < how.erase:
-        x = random_erase(x, how.erase_area, how.erase_fill, spec, rng)
+        x = random_erase(x, spec, how, rng)
     return x
+
+
+def takes_many(how: Augment, spec: InputSpec, images: Sequence[Raw]) -> bool:
+    """Whether `augment_many` can do what `augment` does to these images."""
+    count = {"gray": 1, "rgb": 3}.get(spec.channels)
+    return (how.scale is not None and not how.rand_layers and not how.color_jitter
+            and all(isinstance(raw, np.ndarray) and raw.shape[2] == count for raw in images))
+
+
+def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generators: Iterable[Rng]) -> Tensor:
+    """What `augment` makes of each image, to the byte: [n, C, H, W] uint8.
+
+    Crops of one size are resized together, which for small images saves much time.
+
+    Args:
+        images: pixels [height, width, C] each, for which `takes_many` holds.
+        spec: what the model expects.
+        how: which variations.
+        generators: one for each image.
+    """
+    assert how.scale is not None
+    filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
+    alike: dict[tuple[int, int], list[int]] = {}
+    cuts: list[Array] = []
+    flips: list[int] = []
+    erased: list[tuple[int, Painted]] = []
+    for i, (image, rng) in enumerate(zip(images, generators, strict=True)):       # the draws of `augment`, in its order
+        left, top, right, bottom = random_box(image.shape[1], image.shape[0], how.scale, how.ratio, rng)
+        cuts.append(image[top:bottom, left:right])
+        alike.setdefault((bottom - top, right - left), []).append(i)
+        if rng.random() < how.flip:
+            flips.append(i)
+        if rng.random() < how.erase and (found := painted(spec, how, rng)) is not None:
+            erased.append((i, found))
+    stacks = [torch.from_numpy(np.stack([cuts[i] for i in those])).permute(0, 3, 1, 2) for those in alike.values()]
+    resized = [resize_tensor(stack, spec.size, filter_) for stack in stacks]
+    out = torch.cat(resized)[torch.tensor(list(chain.from_iterable(alike.values()))).argsort()]
+    if flips:
+        out[flips] = out[flips].flip(3)
+    for i, (top, left, colour) in erased:
+        out[i, :, top:top + colour.shape[1], left:left + colour.shape[2]] = colour
+    return out
 
 
 def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: Rng) -> Box:
@@ -159,27 +204,45 @@ def _gray(z: Tensor) -> Tensor:
     return z[0] * 0.299 + z[1] * 0.587 + z[2] * 0.114 if len(z) == 3 else z[0].clone()
 
 
-def random_erase(x: Tensor, area: tuple[float, float], fill: str, spec: InputSpec, rng: Rng) -> Tensor:
-    """Paint over one random rectangle.
+Painted = tuple[int, int, Tensor]       # top, left, and what is painted there: [C, height, width] uint8
+
+
+def painted(spec: InputSpec, how: Augment, rng: Rng) -> Painted | None:
+    """A random rectangle and its colours; None where ten tries find none that fits.
 
     Args:
-        x: [C, H, W] uint8; not changed.
-        area: share of the image's area, least and most.
-        fill: `mean` or `noise` (normal, with the spec's mean and std).
-        spec: its mean and std are the colours.
+        spec: its size is the image's; its mean and std are the colours.
+        how: area and fill: `mean`, or `noise` (normal, with the spec's mean and std).
         rng: the sample's generator.
     """
-    C, H, W = x.shape
+    (H, W), C = spec.size, len(spec.mean)
     for _ in range(10):
-        wanted = H * W * rng.uniform(*area)
+        wanted = H * W * rng.uniform(*how.erase_area)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         h, w = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
         if 0 < h < H and 0 < w < W:
             top, left = int(rng.integers(0, H - h + 1)), int(rng.integers(0, W - w + 1))
             colour: Array = np.asarray(spec.mean)[:, None, None]
-            if fill == "noise":
+            if how.erase_fill == "noise":
                 colour = colour + rng.standard_normal((C, h, w)) * np.asarray(spec.std)[:, None, None]
-            x = x.clone(memory_format=torch.contiguous_format)
-            x[:, top:top + h, left:left + w] = torch.from_numpy(np.rint(colour * 255).clip(0, 255).astype(np.uint8))
-            return x
+            small = torch.from_numpy(np.rint(colour * 255).clip(0, 255).astype(np.uint8))
+            return top, left, small.expand(C, h, w)
+    return None
+
+
+def random_erase(x: Tensor, spec: InputSpec, how: Augment, rng: Rng) -> Tensor:
+    """Paint over one random rectangle.
+
+    Args:
+        x: [C, H, W] uint8; not changed.
+        spec: see `painted`.
+        how: see `painted`.
+        rng: the sample's generator.
+    """
+    found = painted(spec, how, rng)
+    if found is None:
+        return x
+    top, left, colour = found
+    x = x.clone(memory_format=torch.contiguous_format)
+    x[:, top:top + colour.shape[1], left:left + colour.shape[2]] = colour
     return x

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data import mix as mixing
-from vitkit.data.augment import Augment, augment
+from vitkit.data.augment import Augment, augment, augment_many, takes_many
 from vitkit.data.base import Source
 from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
@@ -116,6 +116,10 @@ class _Work:
         out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
         bad: list[Bad] = []
         good = 0
+        if self.how is not None and self.tiny:
+            raws = [self.source.raw(index) for _, index in rows]
+            if takes_many(self.how, self.spec, raws):
+                return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
         generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
         for position, ((_, index), rng) in enumerate(zip(rows, generators)):
             try:

@@ -117,7 +117,7 @@ def _colours(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
-    """Resize [C, H, W] uint8 by torch's antialiased filter.
+    """Resize [C, H, W] or [n, C, H, W] uint8 by torch's antialiased filter.
 
     Args:
         x: the pixels.
@@ -126,9 +126,11 @@ def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation
     """
     if interpolation == "lanczos":
         raise ConfigError("interpolation='lanczos' needs backend='pillow'; tensors have bilinear, bicubic and nearest.")
+    if x.ndim == 3:
+        return resize_tensor(x[None], size, interpolation)[0]
     if interpolation == "nearest":
-        return F.interpolate(x[None], size, mode="nearest-exact")[0]
-    return F.interpolate(x[None], size, mode=interpolation, antialias=True)[0]
+        return F.interpolate(x, size, mode="nearest-exact")
+    return F.interpolate(x, size, mode=interpolation, antialias=True)
 
 
 def planes(array: Array) -> Tensor:

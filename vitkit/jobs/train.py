@@ -165,6 +165,8 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         watch: is told what happens, in the main process.
     """
     engine = ready.engine
+    if engine.device.type == "cuda":
+        torch.set_num_threads(1)        # the cores are the workers': threads that wait for small work take them away
     engine.wait()           # until all have looked at the place: the next line fills it
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
     alone = engine.ranks == 1 and ready.shares.count == 1       # a graph's gradients can be neither shared nor added up
