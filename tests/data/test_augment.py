@@ -103,7 +103,8 @@ def test_erasing_paints_one_rectangle_of_the_asked_area():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("how", [Augment(erase=0.5), Augment(scale=(0.5, 1.0), erase=1.0, erase_fill="noise"),
-                                 Augment(interpolation="nearest", flip=0.0), Augment(interpolation="bicubic", flip=1.0)])
+                                 Augment(interpolation="nearest", flip=0.0),
+                                 Augment(interpolation="bicubic", flip=1.0)])
 def test_many_at_a_time_are_the_same_bytes(channels, how):
     draw = generator(5)
     images = [draw.integers(0, 256, (28, 24, channels), dtype=np.uint8) for _ in range(60)]

@@ -16,7 +16,7 @@ from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
 from vitkit.speed.kernels import FP8, add_norm, linear_int8, to_fp8, to_int8
-from vitkit.speed.training import fused_forward, training_forward
+from vitkit.speed.training import fused_forward, refuse_fp8, training_forward
 
 KINDS = {
     "paper": {},
@@ -71,6 +71,32 @@ def test_fused_training_equals_plain_with_gradients(name) -> None:
         found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
     for mine, theirs in zip(found[1], found[0], strict=True):
         assert relative(mine, theirs) < 1e-4
+
+
+def test_fp8_training_is_close_with_gradients() -> None:
+    model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3).train()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x, found = pixels(6, 3, 32, 32), []
+    for eight in (False, True):
+        model.zero_grad()
+        logits = fused_forward(model, x, eight)
+        logits.square().mean().backward()
+        found.append((logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    (plain, straight), (small, through) = found
+    assert 1e-4 < ((small - plain).norm() / plain.norm()).item() < 0.1
+    assert nn.functional.cosine_similarity(straight, through, dim=0) > 0.99
+
+
+@pytest.mark.parametrize(("changes", "device", "why"), [
+    ({}, "cpu", "a CUDA device; this is cpu"),
+    ({"hidden_dropout_prob": 0.1}, "cuda", "a model without dropout and layer scale"),
+    ({"layer_scale": 0.1}, "cuda", "a model without dropout and layer scale"),
+    ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),
+])
+def test_fp8_training_is_refused_where_it_cannot_run(changes, device, why) -> None:
+    with pytest.raises(ConfigError, match=f"--precision fp8 needs {why}. Use --precision bf16"):
+        refuse_fp8(tiny(**changes).config, torch.device(device))
 
 
 def test_training_forward_has_dropout_and_depth() -> None:

@@ -16,8 +16,9 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; this machine alone by default.")]
         = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port; 0 for any free one.")] = 8000,
-    engine: Annotated[str, typer.Option("--engine", help=f"What runs the model: {ENGINES} (int8 and merged tokens: "
-                                                         f"serve the exported file).")] = "torch",
+    engine: Annotated[str | None, typer.Option("--engine", help=f"What runs the model: {ENGINES} (int8 and merged "
+                                               f"tokens: serve the exported file). cpu-fused on the CPU, else torch, "
+                                               f"when not given.")] = None,
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16; the file's own by default.")] = None,
     image_size: ImageSize = None,

@@ -59,7 +59,7 @@ def train(
     freeze: Annotated[list[str] | None, typer.Option(
         "--freeze", rich_help_panel=RECIPE, help="Parameters not to train, by name: 'blocks.0.*'. Repeatable.")] = None,
     precision: Annotated[str | None, typer.Option(
-        "--precision", rich_help_panel=MACHINE, help="fp32, bf16 or fp16 (mixed).")] = None,
+        "--precision", rich_help_panel=MACHINE, help="fp32, bf16, fp16 or fp8 (mixed; fp8 on CUDA).")] = None,
     device: Annotated[str | None, typer.Option(
         "--device", rich_help_panel=MACHINE, help="auto, cpu, cuda, mps.")] = None,
     micro_batch: Annotated[int | None, typer.Option(

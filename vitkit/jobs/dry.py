@@ -43,7 +43,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
         "optimizer": recipe.optimizer,
         "lr": points,
         "warmup": recipe.warmup_steps(total),
-        "precision": ready.engine.precision,
+        "precision": ready.settings.precision,
         "device": str(ready.engine.device),
         "memory": {"weights": weights, "gradients": trained, "moments": moments,
                    "average": weights if recipe.ema is not None else 0, "activations": activations,

@@ -18,7 +18,7 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
-from vitkit.speed.training import Lean
+from vitkit.speed.training import Lean, refuse_fp8
 from vitkit.training.build import new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.optim import freeze
@@ -105,7 +105,7 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
     how = how.change(**(changes or {}))
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     chosen = Settings(**{**stored.get("settings", {}), **given})
-    engine = Engine(chosen.device, chosen.precision)
+    engine = Engine(chosen.device, "bf16" if chosen.precision == "fp8" else chosen.precision)
     if accumulate is not None:
         chosen = _accumulated(chosen, how, engine, accumulate)
     Shares.of(how, chosen, engine)
@@ -125,6 +125,8 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
         built = pretrained(weights, how, train.class_names, image_size)
     else:
         built = new_model(model, how, train.class_names, chosen.seed, image_size)
+    if chosen.precision == "fp8":
+        refuse_fp8(built.config, engine.device)
     trained = freeze(built, how.freeze)
     notes += _notes(name, how, model, weights, built, len(train), data)
     info = {
@@ -171,7 +173,7 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
     alone = engine.ranks == 1 and ready.shares.count == 1       # a graph's gradients can be neither shared nor added up
     loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch,
-                faster=partial(Lean, graph=alone))
+                faster=partial(Lean, graph=alone, eight=ready.settings.precision == "fp8"))
     at = loop.resume()
     outcome = loop()
     if outcome.step == at and engine.main and watch is not None:

@@ -45,7 +45,7 @@ class RayBatcher(Batcher[T, R]):
             self._closed = True
 
 
-def application(source: str, settings: Settings, *, replicas: int = 1, engine: str = "torch", device: str = "cpu",
+def application(source: str, settings: Settings, *, replicas: int = 1, engine: str | None = None, device: str = "cpu",
                 dtype: str | None = None, **overrides: Any) -> Any:
     """A Ray Serve application: give it to `ray.serve.run`, or name it in a Serve config file.
 
@@ -53,7 +53,7 @@ def application(source: str, settings: Settings, *, replicas: int = 1, engine: s
         source: whatever `vitkit.load` takes; every machine of the cluster must find it there.
         settings: the limits of each replica.
         replicas: copies of the model.
-        engine: a row of `speed.ENGINES`.
+        engine: a row of `speed.ENGINES`; the usual one when not given.
         device: `cuda` gives every replica a GPU of its own.
         dtype: type of the weights; the file's own when not given.
         overrides: whatever else `vitkit.load` takes.

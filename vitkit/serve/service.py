@@ -30,7 +30,7 @@ from vitkit.serve.batching import Batcher
 from vitkit.serve.metrics import Metrics
 from vitkit.serve.settings import Settings
 from vitkit.serve.uploads import Upload, to_pixels
-from vitkit.speed import ENGINES
+from vitkit.speed import ENGINES, usual
 from vitkit.speed.exported import Exported, is_exported, open_exported
 
 log = logging.getLogger("vitkit")
@@ -46,21 +46,23 @@ class Service:
     Args:
         model: where and in the precision it is to run; or an exported file, which only predicts.
         settings: the limits.
-        engine: a row of `speed.ENGINES`; runs predictions. Features and explanations come from the model itself.
+        engine: a row of `speed.ENGINES`, `speed.usual`'s when not given; runs predictions. Features and explanations
+            come from the model itself.
         source: what the weights are called, for the card.
         sha256: of the file of weights, for the card.
         batcher: what gathers batches.
     """
 
-    def __init__(self, model: ViT | Exported, settings: Settings | None = None, *, engine: str = "torch",
+    def __init__(self, model: ViT | Exported, settings: Settings | None = None, *, engine: str | None = None,
                  source: str = "", sha256: str | None = None, batcher: type[Batcher[Any, Any]] = Batcher) -> None:
         self.model: Any = model.eval() if isinstance(model, ViT) else model
-        self.settings, self.engine = settings or Settings(), engine if isinstance(model, ViT) else model.card.form
+        chosen = engine or usual(model) if isinstance(model, ViT) else model.card.form
+        self.settings, self.engine = settings or Settings(), chosen
         self.source, self.sha256 = source, sha256
         self.spec, self.device = model.input_spec, device_of(model)
         self.dtype = model.patch_embedding.projection.weight.dtype if isinstance(model, ViT) else torch.float32
         self.names = class_names(self.spec, model.config.num_classes)
-        self.forward = pick(ENGINES, engine, "engine").build(model) if isinstance(model, ViT) else model
+        self.forward = pick(ENGINES, chosen, "engine").build(model) if isinstance(model, ViT) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()          # two batches at once would only fight for the same cores
@@ -203,7 +205,7 @@ def variant_of(model: ViT | Exported) -> str | None:
     return None
 
 
-def load_service(source: str | Path, settings: Settings | None = None, *, engine: str = "torch",
+def load_service(source: str | Path, settings: Settings | None = None, *, engine: str | None = None,
                  device: str | None = None, dtype: str | None = None,
                  batcher: type[Batcher[Any, Any]] = Batcher, **overrides: Any) -> Service:
     """Load weights and put them behind batchers.
@@ -211,13 +213,14 @@ def load_service(source: str | Path, settings: Settings | None = None, *, engine
     Args:
         source: whatever `vitkit.load` takes: a file, a run folder, a hub id; or a file that `vitkit export` wrote.
         settings: the limits.
-        engine: a row of `speed.ENGINES`.
+        engine: a row of `speed.ENGINES`; the usual one when not given.
         device: `cpu`, `cuda`, ...; None or `auto` for the accelerator of this machine, else the CPU.
         dtype: type of the weights; the file's own when not given.
         batcher: what gathers batches.
         overrides: whatever else `vitkit.load` takes (`image_size`, `mean`, `std`, ...).
     """
-    pick(ENGINES, engine, "engine")              # told before gigabytes are read
+    if engine is not None:
+        pick(ENGINES, engine, "engine")          # told before gigabytes are read
     if is_exported(source):
         size = overrides.pop("image_size", None)
         changes = {name: value for name, value in overrides.items() if value is not None}

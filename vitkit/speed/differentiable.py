@@ -5,7 +5,8 @@ once more for the gradient of each bias. Here
   - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`Parts`).
-Matrix products stay the library's. Gradients of weights leave their products in fp32, never rounded to bf16. Beside
+Matrix products stay the library's; those of qkv and the MLP may run in fp8 forward (backward takes no notice of the
+rounding). Gradients of weights leave their products in fp32, never rounded to bf16. Beside
 every kernel (triton_training.py) stands the same mathematics in plain torch, which runs elsewhere and which it is held
 to.
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.speed.kernels import by_triton, processors
+from vitkit.speed.kernels import by_triton, multiply, processors, rows_to_fp8
 
 Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
 
@@ -30,6 +31,22 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dy^T x in fp32: [M, N], [M, K] -> [N, K]."""
     return torch.mm(dy.mT, x, out_dtype=torch.float32) if dy.is_cuda and dy.dtype != torch.float32 \
         else (dy.mT @ x).float()
+
+
+def product(x: Tensor, W: Tensor, bias: Tensor | None, eight: bool) -> Tensor:
+    """x W^T + bias, [M, N].
+
+    Args:
+        x: [M, K].
+        W: [N, K], in x's type.
+        bias: [N], or None.
+        eight: whether both are rounded to fp8 first, each row with a scale of its own.
+    """
+    bias = None if bias is None else bias.to(x.dtype)
+    if eight:
+        rows, scale = rows_to_fp8(x)
+        return multiply(rows, rows_to_fp8(W), scale[:, None], bias, x.dtype)
+    return x @ W.mT if bias is None else torch.addmm(bias, x, W.mT)
 
 
 class Embed(torch.autograd.Function):
@@ -143,7 +160,8 @@ class Parts(torch.autograd.Function):
     """Eq. 5: u -> q, k, v (or k, v), views [M, h d] of one product."""
 
     @staticmethod
-    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int,
+                eight: bool = False) -> tuple[Tensor, ...]:
         """[M, D] -> `count` times [M, h d].
 
         Args:
@@ -152,12 +170,12 @@ class Parts(torch.autograd.Function):
             weight: [count h d, D].
             bias: [count h d].
             count: two or three.
+            eight: see `product`.
         """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
         ctx.biased = bias is not None
-        whole = u @ W.mT if bias is None else torch.addmm(bias.to(u.dtype), u, W.mT)
-        return whole.chunk(count, dim=1)
+        return product(u, W, bias, eight).chunk(count, dim=1)
 
     @staticmethod
     @once_differentiable
@@ -180,7 +198,7 @@ class Parts(torch.autograd.Function):
         else:
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
-        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None, None
+        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None, None, None
 
 
 class Product(torch.autograd.Function):
@@ -206,7 +224,8 @@ class MLP(torch.autograd.Function):
     """GELU(u W_1 + b_1) W_2: both layers of an MLP, the second one's bias left to AddNorm."""
 
     @staticmethod
-    def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool) -> Tensor:
+    def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool,
+                eight: bool = False) -> Tensor:
         """[M, D] -> [M, D].
 
         Args:
@@ -216,9 +235,10 @@ class MLP(torch.autograd.Function):
             bias1: [H].
             weight2: [D, H].
             tanh: whether GELU is its tanh form.
+            eight: see `product`.
         """
         W1, W2 = weight1.to(u.dtype), weight2.to(u.dtype)
-        h = torch.addmm(bias1.to(u.dtype), u, W1.mT)
+        h = product(u, W1, bias1, eight)
         if by_triton(u):
             import triton
 
@@ -231,7 +251,7 @@ class MLP(torch.autograd.Function):
             g = F.gelu(h, approximate="tanh" if tanh else "none")
         ctx.save_for_backward(u, h, g, W1, W2)
         ctx.tanh = tanh
-        return g @ W2.mT
+        return product(g, W2, None, eight)
 
     @staticmethod
     @once_differentiable
@@ -254,4 +274,4 @@ class MLP(torch.autograd.Function):
         else:
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
             of_bias = dh.float().sum(0)
-        return dh @ W1, weight_gradient(dh, u), of_bias, weight_gradient(dy, g), None
+        return dh @ W1, weight_gradient(dh, u), of_bias, weight_gradient(dy, g), None, None

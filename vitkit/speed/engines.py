@@ -47,9 +47,9 @@ def compiled(model: ViT) -> Forward:
 
 
 def fused(model: ViT) -> Forward:
-    """As few passes over memory as the kernels at hand allow; see fused.py."""
+    """As few passes over memory as the kernels at hand allow; see fused.py. The model's own weights, where they fit."""
     from vitkit.speed.fused import Fused
-    return Fused(model)
+    return Fused(model, share=True)
 
 
 def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forward]:
@@ -94,3 +94,13 @@ ENGINES: dict[str, Engine] = {
     "openvino-int8": Engine(exported("openvino-int8"), 0.2, "OpenVINO, int8 on the CPU; export it with your images "
                                                              "first, and serve the file"),
 }
+
+
+def usual(model: ViT) -> str:
+    """The row that suits a model where it is, answers and starting time considered.
+
+    Args:
+        model: on its device, in its type.
+    """
+    weight = next(model.parameters())
+    return "cpu-fused" if weight.device.type == "cpu" and weight.dtype == torch.float32 else "torch"

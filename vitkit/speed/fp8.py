@@ -20,24 +20,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
 from vitkit.speed.fused import Fused, Layer
-from vitkit.speed.kernels import FP8, FP8_MAX, linear_int8, to_int8
-
-
-def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """a b^T scale_a scale_b + bias, of fp8 matrices.
-
-    Args:
-        a: [M, K] fp8.
-        b: [N, K] fp8, and the scales of its rows [N].
-        scale: [M, 1], of the rows of a.
-        bias: [N], or None.
-        dtype: of the result.
-    """
-    matrix, of_b = b
-    if a.is_cuda:
-        return torch._scaled_mm(a, matrix.mT, scale, of_b[None], bias=bias, out_dtype=dtype, use_fast_accum=True)
-    product = (a.float() @ matrix.float().mT) * (scale * of_b)
-    return (product if bias is None else product + bias.float()).to(dtype)
+from vitkit.speed.kernels import FP8, FP8_MAX, linear_int8, multiply, to_int8
 
 
 class Fp8Layer:

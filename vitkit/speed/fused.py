@@ -53,16 +53,19 @@ class Layer:
 
 
 class Fused:
-    """A ViT ready to run fused. Weights are copied: later changes of the model do not reach it.
+    """A ViT ready to run fused.
 
     Args:
         model: any ViT; its device and image size are kept, other sizes take the plain path of its positions.
         dtype: type of weights and activations; bf16 on CUDA and the model's own elsewhere when not given.
         graphs: whether small batches on CUDA are captured as graphs.
+        share: whether weights that need no change stay the model's own, which saves their memory. Otherwise all are
+            copied, and later changes of the model do not reach the engine.
     """
 
-    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True) -> None:
-        c = self.config = model.config
+    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False) -> None:
+        c, self.share = model.config, share
+        self.config = c
         self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight
         self.device, self.graphs = weight.device, graphs and weight.is_cuda
@@ -78,24 +81,24 @@ class Fused:
             self.patch_bias = cast(Tensor, model.patch_embedding.projection.bias).float()
             shift = torch.zeros(c.hidden_size, device=self.device)
             for block in model.blocks:
-                scales = [1.0 if r.gamma is None else r.gamma.float() for r in (block.residual1, block.residual2)]
+                scales = [None if r.gamma is None else r.gamma.float() for r in (block.residual1, block.residual2)]
                 msa, mlp = block.msa, block.mlp
                 bias = msa.qkv.bias if msa.qkv.bias is not None else torch.zeros_like(msa.qkv.weight[:, 0])
-                shift1, shift = shift, shift + msa.out.bias.float() * scales[0]
+                shift1, shift = shift, shift + scaled(msa.out.bias.float(), scales[0])
                 self.layers.append(Layer(
                     shift1=shift1, norm1=self.norm(block.norm1), qkv=(self.cast(msa.qkv.weight.mT), self.cast(bias)),
-                    out=self.cast(msa.out.weight.float().mT * scales[0]), shift2=shift, norm2=self.norm(block.norm2),
+                    out=self.cast(scaled(msa.out.weight.mT, scales[0])), shift2=shift, norm2=self.norm(block.norm2),
                     fc1=(self.cast(mlp.fc1.weight.mT), self.cast(mlp.fc1.bias)),
-                    fc2=self.cast(mlp.fc2.weight.float().mT * scales[1]), heads=len(msa.heads)))
-                shift = shift + mlp.fc2.bias.float() * scales[1]
+                    fc2=self.cast(scaled(mlp.fc2.weight.mT, scales[1])), heads=len(msa.heads)))
+                shift = shift + scaled(mlp.fc2.bias.float(), scales[1])
             self.shift, self.last_norm = shift, self.norm(model.norm)
             head = torch.nn.Sequential() if not c.num_classes else model.head
             self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), head)
                               if model.pre_logits is not None else head, self.dtype)
 
     def cast(self, t: Tensor) -> Tensor:
-        """A tensor of our own in the engine's type, laid out so that its columns are contiguous (as weights are)."""
-        return t.detach().to(self.dtype, copy=True)
+        """A tensor in the engine's type, laid out so that its columns are contiguous (as weights are)."""
+        return t.detach().to(self.dtype, copy=not self.share)
 
     def norm(self, module: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """Weight and bias of a LayerNorm, in fp32: they are read once a row and cost nothing."""
@@ -229,6 +232,11 @@ class Fused:
             return self.tail(self.read(z.float().mean(1).to(z.dtype), None, self.shift, self.last_norm)).float()
         y = self.read(z, pending, self.shift, self.last_norm).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
         return self.tail(y.float().mean(1).to(z.dtype)).float()
+
+
+def scaled(t: Tensor, by: Tensor | None) -> Tensor:
+    """t with layer scale multiplied into its last dimension, in fp32; t itself where there is none."""
+    return t if by is None else t.float() * by
 
 
 def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -172,3 +172,39 @@ def linear_int8(a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tens
         GELU=scale is not None, BM=BM, BN=BN, BK=BK, PROGRAMS=programs, GROUP=8, num_warps=8 if M >= 4096 else 4,
         num_stages=4 if out.dtype == FP8 else 3)        # a wider result takes more of the shared memory
     return out
+
+
+def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """a b^T scale_a scale_b + bias, of fp8 matrices.
+
+    Args:
+        a: [M, K] fp8.
+        b: [N, K] fp8, and the scales of its rows [N].
+        scale: [M, 1], of the rows of a.
+        bias: [N], or None.
+        dtype: of the result.
+    """
+    matrix, of_b = b
+    if a.is_cuda:
+        return torch._scaled_mm(a, matrix.mT, scale, of_b[None], bias=bias, out_dtype=dtype, use_fast_accum=True)
+    product = (a.float() @ matrix.float().mT) * (scale * of_b)
+    return (product if bias is None else product + bias.float()).to(dtype)
+
+
+def rows_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x / scale in fp8, the scales of its rows): [M, K] -> [M, K], [M].
+
+    Args:
+        x: any floating-point type; a row's largest number becomes fp8's largest.
+    """
+    if not by_triton(x):
+        scale = x.float().abs().amax(1).clamp(min=1e-12) / FP8_MAX
+        return (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+    import triton
+
+    from vitkit.speed import triton_kernels
+
+    M, K = x.shape
+    out, scale = torch.empty(M, K, device=x.device, dtype=FP8), torch.empty(M, device=x.device)
+    triton_kernels.rows_to_fp8[(M,)](x, out, scale, K, WIDTH=triton.next_power_of_2(K), num_warps=4 if K > 1024 else 1)
+    return out, scale

@@ -14,13 +14,15 @@ Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D widt
 from __future__ import annotations
 
 import importlib.util
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitkit.errors import ConfigError
+from vitkit.model.config import ViTConfig
 from vitkit.model.inputs import fit
 from vitkit.model.vit import Block, ViT
 from vitkit.speed import differentiable
@@ -65,6 +67,25 @@ def fusible(model: ViT, x: Tensor) -> bool:
             and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
 
 
+def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
+    """Raise where a model cannot be trained with fp8 products.
+
+    Args:
+        c: the architecture.
+        device: where it is trained.
+
+    Raises:
+        ConfigError: says why, and what to use.
+    """
+    heads = {len(c.heads_of(layer)) for layer in range(c.num_hidden_layers)}
+    widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
+    for wrong, why in ((device.type != "cuda", f"a CUDA device; this is {device.type}"),
+                       (c.hidden_dropout_prob or c.layer_scale is not None, "a model without dropout and layer scale"),
+                       (any(width % 16 for width in widths), "widths that are multiples of 16")):
+        if wrong:
+            raise ConfigError(f"--precision fp8 needs {why}. Use --precision bf16.")
+
+
 def fused_embedding(model: ViT, x: Tensor) -> Tensor:
     """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D], bf16 on CUDA.
 
@@ -84,22 +105,24 @@ def fused_embedding(model: ViT, x: Tensor) -> Tensor:
     return z.view(len(x), -1, c.hidden_size)
 
 
-def fused_forward(model: ViT, x: Tensor) -> Tensor:
+def fused_forward(model: ViT, x: Tensor, eight: bool = False) -> Tensor:
     """Logits by fused parts.
 
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
+        eight: whether the products of qkv and the MLP run in fp8 forward.
     """
-    return model.classify(fused_blocks(model, fused_embedding(model, x)))
+    return model.classify(fused_blocks(model, fused_embedding(model, x), eight))
 
 
-def fused_blocks(model: ViT, z: Tensor) -> Tensor:
+def fused_blocks(model: ViT, z: Tensor, eight: bool = False) -> Tensor:
     """Eqs. 2 to 4 by fused parts: z_0 [B, T, D] -> y [B, D].
 
     Args:
         model: a ViT to which they apply.
         z: in the type that the residual stream is to have; on CUDA that of matrix products.
+        eight: see `fused_forward`.
     """
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
@@ -114,17 +137,19 @@ def fused_blocks(model: ViT, z: Tensor) -> Tensor:
         stream, u = read(block.norm1)
         if c.pool == "cls" and i == len(model.blocks) - 1:
             width, of_kv = len(msa.heads) * msa.head_size, msa.qkv.bias
-            kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2)
+            kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2,
+                                           eight)
             whole = (part.view(B, T, -1) for part in (stream, u, *kv))
             return model.norm(class_token(block, *whole)[:, 0])                                    # Eq. 4
-        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3)                       # Eq. 5
+        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, eight)                # Eq. 5
         q, k, v = (part.view(B, T, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
         branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(B * T, -1), msa.out.weight)   # Eqs. 6-8
         bias, keep = msa.out.bias, block.residual1.keep(B, z.device)
         stream, u = read(block.norm2)                                                              # Eq. 2
-        branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh")
+        branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh",
+                                          eight)
         bias, keep = mlp.fc2.bias, block.residual2.keep(B, z.device)                               # Eq. 3, by `read`
     stream, u = read(model.norm)
     tokens = (stream if c.norm_after_pool else u).view(B, T, D)[:, c.num_prefix_tokens:]
@@ -157,11 +182,12 @@ class Lean(nn.Module):
         graph: whether forward and backward of the fused parts become one CUDA graph each, which saves the time between
             their kernels. Gradients are then the graph's own memory: they must be used before the next forward, so
             nothing can be accumulated over several.
+        eight: see `fused_forward`; the model must be one for which `refuse_fp8` has nothing to say.
     """
 
-    def __init__(self, model: ViT, graph: bool = False) -> None:
+    def __init__(self, model: ViT, graph: bool = False, eight: bool = False) -> None:
         super().__init__()
-        self.model, self.graph = model, graph
+        self.model, self.graph, self.eight = model, graph, eight
         self.recorded: dict[tuple[int, ...], nn.Module] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,9 +200,9 @@ class Lean(nn.Module):
     def fused(self, x: Tensor) -> Tensor:
         """Logits by fused parts, from a graph where there shall be one."""
         if not self.graph or not self.model.training:
-            return fused_forward(self.model, x)
+            return fused_forward(self.model, x, self.eight)
         if tuple(x.shape) not in self.recorded:
-            self.recorded = {tuple(x.shape): record(self.model, x)}
+            self.recorded = {tuple(x.shape): record(self.model, x, self.eight)}
         return self.recorded[tuple(x.shape)](x)
 
 
@@ -185,27 +211,32 @@ class Recorded(nn.Module):
 
     Args:
         model: a ViT.
+        eight: see `fused_forward`.
     """
 
-    def __init__(self, model: ViT) -> None:
+    def __init__(self, model: ViT, eight: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.eight = model, eight
+        # What adds a gradient to a parameter works on the stream on which it was first asked for: on this one, then.
+        wanted = [p for p in model.parameters() if p.requires_grad]
+        self.sums = [cast(Any, p.view_as(p).grad_fn).next_functions[0][0] for p in wanted]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K]."""
-        return fused_forward(self.model, x)
+        return fused_forward(self.model, x, self.eight)
 
 
-def record(model: ViT, x: Tensor) -> nn.Module:
+def record(model: ViT, x: Tensor, eight: bool = False) -> nn.Module:
     """Forward and backward for pixels of this shape as CUDA graphs; random numbers go on as if nothing had happened.
 
     Args:
         model: a ViT in training.
         x: pixels; their values do not matter.
+        eight: see `fused_forward`.
     """
     state = torch.cuda.get_rng_state(x.device)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        found = torch.cuda.make_graphed_callables(Recorded(model).train(), (torch.zeros_like(x),),
+        found = torch.cuda.make_graphed_callables(Recorded(model, eight).train(), (torch.zeros_like(x),),
                                                   allow_unused_input=True)
     torch.cuda.set_rng_state(state, x.device)
     return cast(nn.Module, found)

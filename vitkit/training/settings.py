@@ -20,7 +20,7 @@ class Settings:
 
     Args:
         seed: decides initial weights, order, augmentation, mixing, dropout and the held-out part.
-        precision: fp32, bf16 or fp16.
+        precision: fp32, bf16, fp16, or fp8 (bf16 with some matrix products in 8 bits; CUDA).
         device: auto, cpu, cuda or mps.
         micro_batch: images that a process takes at once; the rest of its share is accumulated. None for all at once.
         workers: processes that decode; None for one a core.
@@ -60,7 +60,7 @@ class Settings:
             checks.whole("workers", self.workers, 0)
         if self.bad_images not in get_args(BadImages):
             checks.one_of("bad_images", self.bad_images, BadImages)
-        pick(PRECISIONS, self.precision, "precision")
+        pick({**PRECISIONS, "fp8": "bfloat16"}, self.precision, "precision")
         for name in self.trackers:
             pick(NAMES, name, "tracker")
 

@@ -1,0 +1,129 @@
+"""The Triton kernels compute what their plain versions compute, in Triton's interpreter: no CUDA device is needed.
+
+The interpreter is chosen when Triton is imported, so every case runs in a process of its own (this file as a script).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitkit.speed import differentiable, kernels
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
+    """The outputs, and what a random sum of them gives its inputs."""
+    sum((y * torch.randn_like(y)).sum() for y in outputs).backward()
+    return [*(y.detach() for y in outputs), *(x.grad for x in inputs if x.grad is not None)]
+
+
+def add_norm() -> list[Tensor]:
+    a, parts, table, shift, weight, bias = (torch.randn(s) for s in ((12, 24), (36, 24), (4, 24), (24,), (24,), (24,)))
+    total, scales = torch.empty(12, 24), torch.empty(12)
+    found = [kernels.add_norm(a, b, shift, weight, bias, 1e-6) for b in (None, table, parts)]
+    found += [kernels.add_norm(a, parts, shift, weight, bias, 1e-6, total=total), total]
+    small = kernels.add_norm(a, None, shift, weight, bias, 1e-6, scale=scales)
+    return [*found, small * scales[:, None], scales,
+            kernels.add_norm(a, None, shift, weight, bias, 1e-6, scale=0.1).float()]
+
+
+def attention() -> list[Tensor]:
+    return [kernels.attention(torch.randn(2 * 21, 3 * 32).half(), 2, 2, 21).float()]
+
+
+def linear_int8() -> list[Tensor]:
+    of_a, of_b, bias = torch.empty(70), torch.empty(80), torch.randn(80)
+    a, b = kernels.to_int8(torch.randn(70, 160), of_a), kernels.to_int8(torch.randn(80, 160), of_b)
+    return [kernels.linear_int8(a, (b, of_b), of_a, bias, torch.float32),
+            kernels.linear_int8(a, (b, of_b), of_a, bias, torch.float32, 0.5).float()]
+
+
+def rows_to_fp8() -> list[Tensor]:
+    x, scale = kernels.rows_to_fp8(torch.randn(9, 40))
+    return [x.float(), scale]
+
+
+def norm_alone() -> list[Tensor]:
+    z, weight, shift = leaves((10, 24), (24,), (24,))
+    return gradients(differentiable.AddNorm.apply(z, None, None, None, weight, shift, 1e-6), [z, weight, shift])
+
+
+def norm_of_a_sum() -> list[Tensor]:
+    z, branch, bias, weight, shift = leaves((10, 24), (10, 24), (24,), (24,), (24,))
+    outputs = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6)
+    return gradients(outputs, [z, branch, bias, weight, shift])
+
+
+def norm_with_stochastic_depth() -> list[Tensor]:
+    z, branch, bias, weight, shift = leaves((15, 24), (15, 24), (24,), (24,), (24,))
+    keep = torch.tensor([0.0, 1.25, 1.25])
+    outputs = differentiable.AddNorm.apply(z, branch, bias, keep, weight, shift, 1e-6)
+    return gradients(outputs, [z, branch, bias, weight, shift])
+
+
+def parts(count: int) -> Callable[[], list[Tensor]]:
+    def run() -> list[Tensor]:
+        u, weight, bias = leaves((300, 24), (count * 40, 24), (count * 40,))
+        return gradients(differentiable.Parts.apply(u, weight, bias, count), [u, weight, bias])
+    return run
+
+
+def mlp(tanh: bool) -> Callable[[], list[Tensor]]:
+    def run() -> list[Tensor]:
+        u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
+        return gradients((differentiable.MLP.apply(u, weight1, bias1, weight2, tanh),), [u, weight1, bias1, weight2])
+    return run
+
+
+CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {      # and how far the two may be apart
+    "add_norm": (add_norm, 1e-5), "attention": (attention, 2e-3), "linear_int8": (linear_int8, 1e-5),
+    "rows_to_fp8": (rows_to_fp8, 1e-6), "norm alone": (norm_alone, 1e-5), "norm of a sum": (norm_of_a_sum, 1e-5),
+    "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5), "three parts": (parts(3), 1e-5),
+    "two parts": (parts(2), 1e-5), "mlp": (mlp(False), 1e-5), "mlp, tanh": (mlp(True), 1e-5)}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_equal_their_plain_versions() -> None:
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.speed.test_triton"], env=env, text=True,
+                         capture_output=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.split("\n")[:-1] == list(CASES)
+
+
+def main() -> None:
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def with_numbers(tensor: type, scope: interpreter._LangPatchScope) -> None:
+        patch(tensor, scope)        # newer NumPy makes no number of an array with one element in one dimension
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = with_numbers
+    for name, (case, tolerance) in CASES.items():
+        found = []
+        for where in ("1", "0"):                # the kernels, then their plain versions
+            os.environ["TRITON_INTERPRET"] = where
+            torch.manual_seed(3)
+            found.append(case())
+        assert len(found[0]) == len(found[1])
+        for ours, plain in zip(*found, strict=True):
+            apart = ((ours.double() - plain.double()).norm() / plain.double().norm()).item()
+            assert apart <= tolerance, f"{name}: {apart:.2g}"
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
