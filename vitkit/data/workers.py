@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import warnings
@@ -67,3 +68,6 @@ def _same(result: Any) -> Any:
 
 def _quiet(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C is for the main process, which ends its workers
+    parent = multiprocessing.parent_process()
+    if parent is not None and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:
+        os._exit(1)     # killed while this worker started: DataLoader looks for its parent only from now on
