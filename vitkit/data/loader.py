@@ -9,6 +9,7 @@ and mixed by the process that iterates, on the device it names.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -117,9 +118,10 @@ class _Work:
         bad: list[Bad] = []
         good = 0
         if self.how is not None and self.tiny:
-            raws = [self.source.raw(index) for _, index in rows]
-            if takes_many(self.how, self.spec, raws):
-                return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
+            with contextlib.suppress(BadImage):         # one is bad: which one, the loop below finds out
+                raws = [self.source.raw(index) for _, index in rows]
+                if takes_many(self.how, self.spec, raws):
+                    return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
         generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
         for position, ((_, index), rng) in enumerate(zip(rows, generators)):
             try:
