@@ -101,6 +101,19 @@ def test_eval_prints_tables_and_writes_into_the_run(place) -> None:
     call("eval", place / "run", place / "photos", "--split", "val", error=DataError)
 
 
+def test_eval_by_an_engine_says_how_far_it_is_from_the_plain_model(place) -> None:
+    result = call("eval", place / "run", place / "photos", "--workers", 0, "--engine", "cpu-fused", "--out",
+                  place / "fused")
+    assert result.exit_code == 0
+    assert "agreement with the plain model: 100.0% of 15 images" in result.stdout
+    assert "promised 5e-06: kept" in result.stdout
+    found = json.loads((place / "fused" / "evaluation.json").read_text())
+    assert (found["engine"], found["against_plain"]["images"]) == ("cpu-fused", 15)
+    assert found["against_plain"]["plain"] == found["against_plain"]["fast"] == found["top1"]
+    call("eval", place / "run", place / "photos", "--engine", "warp", error=VitkitError)
+    call("eval", place / "run", place / "photos", "--engine", "cpu-fused", "--precision", "bf16", error=ConfigError)
+
+
 def test_a_second_probe_computes_nothing(place) -> None:
     result = call("probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "second", "--cache",
                   place / "cache", "--workers", 0, "--json", "--method", "knn")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.weights import BadImages, BatchSize, Device, ImageSize, Mean, Precision, Std, Weights, Workers
+from vitkit.cli.weights import ENGINES, BadImages, BatchSize, Device, ImageSize, Mean, Precision, Std, Weights, Workers
 
 if TYPE_CHECKING:
     from vitkit.jobs.evaluate import Evaluation
@@ -34,6 +34,8 @@ def evaluate(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "fp32",
+    engine: Annotated[str | None, typer.Option("--engine", help=f"Another way to run the model: {ENGINES}; says how "
+                                               f"far its answers are from the plain model's.")] = None,
     mean: Mean = None,
     std: Std = None,
     image_size: ImageSize = None,
@@ -41,31 +43,39 @@ def evaluate(
     """Evaluate: accuracy with its uncertainty, per class, confusion, calibration, worst errors."""
     from vitkit.cli import weights as common
     from vitkit.engine import Engine
+    from vitkit.errors import ConfigError
     from vitkit.jobs import evaluate as job
 
+    if engine is not None and precision != "fp32":
+        raise ConfigError(f"An engine has its own precision; leave --precision {precision} or --engine {engine} out.")
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
-    engine = Engine(device, precision)
-    model = common.predictor(weights, engine, mean, std, image_size)
-    with common.counting("evaluating", len(source), show=engine.main) as tick:
-        found = job.evaluate(model, source, weights=weights, data=data, part=part, same_order=in_order, engine=engine,
-                             batch_size=batch_size, workers=workers, progress=tick,
-                             bad_images=bad_images, worst=max(worst, 20))  # type: ignore[arg-type]
+    place = Engine(device, precision)
+    fast = job.ByEngine(common.load(weights, place, mean, std, image_size), engine) if engine is not None else None
+    model = fast or common.predictor(weights, place, mean, std, image_size)
+    how: dict[str, Any] = {"engine": place, "batch_size": batch_size, "workers": workers, "bad_images": bad_images}
+    with common.counting("evaluating", len(source) * (1 if fast is None else 2), show=place.main) as tick:
+        found = job.evaluate(model, source, weights=weights, data=data, part=part, same_order=in_order, progress=tick,
+                             worst=max(worst, 20), **how)
+        beside = fast.against_plain(found, source, progress=tick, **how) if fast is not None else None
+    more = {"engine": engine, "against_plain": beside.to_dict()} if beside is not None else {}
     folder = out or (run.path if run else None)
-    if engine.main:
-        written = job.write(folder, found) if folder else []
+    if place.main:
+        written = job.write(folder, found, more) if folder else []
         if as_json:
-            print(json.dumps(found.to_dict(), indent=1))
+            print(json.dumps(found.to_dict() | more, indent=1))
         else:
             show(found, worst)
+            for line in beside.sentences() if beside is not None else ():
+                print(line)
             print(f"wrote {', '.join(map(str, written))}" if written else "(--out DIR writes all of it: JSON, CSV)")
         if report and run and folder == run.path:
             from vitkit.jobs.report import after
             print(after(run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in found.outputs.skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
-    engine.close()
-    if found.outputs.skipped:
+    place.close()
+    if found.outputs.skipped or (beside is not None and not beside.within):
         raise typer.Exit(1)
 
 

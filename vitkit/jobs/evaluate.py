@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits, parse
 from vitkit.engine import Engine
-from vitkit.errors import DataError, UnreadableFile
+from vitkit.errors import DataError, UnreadableFile, pick
 from vitkit.evaluation.logits import Outputs, Progress, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import class_names, outputs_of
 from vitkit.model.predictor import Predictor
+from vitkit.model.vit import ViT
+from vitkit.speed.accuracy import Accuracy, compare
+from vitkit.speed.engines import ENGINES
 from vitkit.training.run import RunFolder
 
 
@@ -144,6 +148,36 @@ def evaluate(predictor: Predictor, source: Source, *, weights: str = "", data: s
     seconds = time.perf_counter() - start
     found = Outputs(found.logits, to_output[found.labels], found.index, found.names, found.skipped)
     return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds)
+
+
+class ByEngine:
+    """A model whose logits come from one of `speed.ENGINES`.
+
+    Args:
+        model: on its device.
+        name: a row of ENGINES.
+    """
+
+    def __init__(self, model: ViT, name: str) -> None:
+        row = pick(ENGINES, name, "engine")
+        self.model, self.name, self.tolerance = model.eval(), name, row.tolerance
+        self.config, self.input_spec = model.config, model.input_spec
+        self.forward = row.build(model)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits [B, K]."""
+        return self.forward(x)
+
+    def against_plain(self, found: Evaluation, source: Source, **how: Any) -> Accuracy:
+        """How far an evaluation by this engine is from one by the plain model, which reads the images once more.
+
+        Args:
+            found: the evaluation.
+            source: the images that it was of.
+            how: what `logits_of` takes beside them.
+        """
+        plain = logits_of(self.model, source, **how)
+        return compare(plain.logits, found.outputs.logits, found.outputs.labels, self.tolerance)
 
 
 def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = None) -> list[Path]:
