@@ -73,6 +73,21 @@ def test_fused_training_equals_plain_with_gradients(name) -> None:
         assert relative(mine, theirs) < 1e-4
 
 
+def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:
+    model = tiny(num_hidden_layers=3).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.endswith(("qkv.weight", "fc1.weight", "projection.weight", "out.weight")))
+    x, found = pixels(3, 3, 32, 32), []
+    for forward in (lambda x: model(x), lambda x: fused_forward(model, x)):
+        model.zero_grad()
+        forward(x).square().mean().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, theirs in found[0].items():
+        mine = found[1][name]
+        assert (mine is None) == (theirs is None), name
+        assert theirs is None or relative(mine, theirs) < 1e-4
+
+
 def test_fp8_training_is_close_with_gradients() -> None:
     model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3).train()
     for parameter in model.parameters():

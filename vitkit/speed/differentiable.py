@@ -27,8 +27,10 @@ from vitkit.speed.kernels import by_triton, multiply, processors, rows_to_fp8
 Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
 
 
-def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """dy^T x in fp32: [M, N], [M, K] -> [N, K]."""
+def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None:
+    """dy^T x in fp32: [M, N], [M, K] -> [N, K]; None where nobody wants it (a frozen weight)."""
+    if not wanted:
+        return None
     return torch.mm(dy.mT, x, out_dtype=torch.float32) if dy.is_cuda and dy.dtype != torch.float32 \
         else (dy.mT @ x).float()
 
@@ -73,7 +75,8 @@ class Embed(torch.autograd.Function):
     def backward(ctx: Context, dz: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the weight and the table; pixels need none."""
         flat, = ctx.saved_tensors
-        return None, weight_gradient(dz, flat), dz.view(-1, ctx.tokens, dz.shape[1]).sum(0, dtype=torch.float32)
+        of_table = dz.view(-1, ctx.tokens, dz.shape[1]).sum(0, dtype=torch.float32)
+        return None, weight_gradient(dz, flat, ctx.needs_input_grad[1]), of_table
 
 
 class AddNorm(torch.autograd.Function):
@@ -198,7 +201,7 @@ class Parts(torch.autograd.Function):
         else:
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
-        return dy @ W, weight_gradient(dy, u), of_bias if ctx.biased else None, None, None
+        return dy @ W, weight_gradient(dy, u, ctx.needs_input_grad[1]), of_bias if ctx.biased else None, None, None
 
 
 class Product(torch.autograd.Function):
@@ -213,11 +216,11 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x and the weight."""
         x, W = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        return dy @ W, weight_gradient(dy, x)
+        return dy @ W, weight_gradient(dy, x, ctx.needs_input_grad[1])
 
 
 class MLP(torch.autograd.Function):
@@ -274,4 +277,5 @@ class MLP(torch.autograd.Function):
         else:
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
             of_bias = dh.float().sum(0)
-        return dh @ W1, weight_gradient(dh, u), of_bias, weight_gradient(dy, g), None, None
+        return (dh @ W1, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
+                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None)
