@@ -82,6 +82,14 @@ def test_tiny_images_are_the_same_for_any_number_of_workers_and_each_as_if_alone
             assert torch.equal(x, normalize(augment(image, spec, how, rng(3, "sample", epoch, index))[None], spec)[0])
 
 
+def test_workers_when_nobody_says_how_many(photos):
+    assert TrainLoader(Tiny(), SPEC).workers == 0               # the CPU trains
+    assert TrainLoader(Tiny(), SPEC, device="cuda").workers >= 1
+    assert EvalLoader(Tiny(), SPEC, device="cuda").workers == 0
+    assert TrainLoader(photos, SPEC).workers >= 1
+    assert TrainLoader(photos, SPEC, device="cuda", workers=0).workers == 0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tiny_images_that_are_bad_are_skipped(workers):
     broken = {3, 150, 151, 399}

@@ -147,8 +147,9 @@ class _Loader:
             raise DataError("The data set is empty.")
         self.source, self.spec, self.batch_size, self.seed = source, spec, batch_size, seed
         self.rank, self.ranks, self.prefetch = rank, ranks, prefetch
-        self.workers = default_workers(source, ranks) if workers is None else workers
         self.device = torch.device(device) if device is not None else torch.device("cpu")
+        spare = how is not None and self.device.type != "cpu"        # the model trains elsewhere
+        self.workers = default_workers(source, ranks, spare) if workers is None else workers
         self.bad_images, self.on_bad = bad_images, on_bad
         self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
         self._work = _Work(source, spec, how, seed)
@@ -201,7 +202,7 @@ class TrainLoader(_Loader):
         mix: MixUp and CutMix.
         rank: this process, from 0.
         ranks: processes in all; each takes its part of every global batch.
-        workers: processes that decode; None for one a core (none for sources in memory).
+        workers: processes that decode; None for one a core (none for sources in memory, where the CPU trains).
         prefetch: batches that are prepared ahead.
         device: where batches are put and normalised.
         bad_images: `fail` raises BadImage; `skip` puts the next readable image of the order in its place.

@@ -39,14 +39,15 @@ def spread(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, 
             generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
 
 
-def default_workers(source: Source, ranks: int = 1) -> int:
+def default_workers(source: Source, ranks: int = 1, spare: bool = False) -> int:
     """One worker for each core that this process may use and does not share; none where reading costs nothing.
 
     Args:
         source: where images come from.
         ranks: processes that share the cores.
+        spare: whether the cores have nothing else to do, so that augmenting images in memory is worth processes too.
     """
-    if source.in_memory:
+    if source.in_memory and not spare:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // ranks)
