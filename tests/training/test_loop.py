@@ -80,7 +80,7 @@ def stop_at(step: int):
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)        # not Python's own in a process that a shell started in the background
+    before = signal.getsignal(signal.SIGINT)        # ignored where a shell started us in the background
     # The signal comes during step 6; that update is finished and saved.
     _, outcome = run(tmp_path / "cut", watch=stop_at(6))
     assert (outcome.stopped, outcome.step) == (True, 6)
