@@ -114,6 +114,27 @@ def test_eval_by_an_engine_says_how_far_it_is_from_the_plain_model(place) -> Non
     call("eval", place / "run", place / "photos", "--engine", "cpu-fused", "--precision", "bf16", error=ConfigError)
 
 
+def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> None:
+    from vitkit.jobs.train import prepare
+    from vitkit.speed import library
+
+    class Asked(Exception):
+        pass
+
+    def ask() -> None:
+        raise Asked
+
+    monkeypatch.setattr(library, "check_instructions", ask)
+    monkeypatch.setattr("vitkit.jobs.train.check_instructions", ask)
+    weights = place / "tiny.safetensors"
+    for command in (["eval", place / "run", place / "photos"],
+                    ["embed", place / "photos", "--from", weights, "--out", place / "e.npz"]):
+        words = [*map(str, command), "--device", "cpu", "--precision", "bf16"]
+        assert isinstance(CliRunner().invoke(app, words).exception, Asked), command
+    with pytest.raises(Asked):
+        prepare("digits", place / "new", recipe="digits", settings={"device": "cpu", "precision": "bf16"})
+
+
 def test_a_second_probe_computes_nothing(place) -> None:
     result = call("probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "second", "--cache",
                   place / "cache", "--workers", 0, "--json", "--method", "knn")

@@ -18,6 +18,7 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
+from vitkit.speed.library import check_instructions
 from vitkit.speed.training import Lean, refuse_fp8
 from vitkit.training.build import new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
@@ -106,6 +107,8 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     chosen = Settings(**{**stored.get("settings", {}), **given})
     engine = Engine(chosen.device, "bf16" if chosen.precision == "fp8" else chosen.precision)
+    if (engine.device.type, engine.precision) == ("cpu", "bf16"):
+        check_instructions()
     if accumulate is not None:
         chosen = _accumulated(chosen, how, engine, accumulate)
     Shares.of(how, chosen, engine)
