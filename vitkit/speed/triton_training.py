@@ -99,6 +99,13 @@ def gelu_forward(h, out, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def tile(first, column, rows, N, STEP: tl.constexpr):
+    """STEP rows from `first` on of a matrix [rows, N]: their numbers, what lies inside, and where."""
+    row = first + tl.arange(0, STEP)[:, None]
+    return row, (row < rows) & (column < N)[None, :], row * N + column[None, :]
+
+
+@triton.jit
 def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
                   BLOCK: tl.constexpr):
     """The gradient before the GELU takes the place of the one behind it; a program leaves the sums of its ROWS rows."""
@@ -106,9 +113,7 @@ def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.const
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
     for start in range(0, ROWS, STEP):
-        row = first + start + tl.arange(0, STEP)[:, None]
-        inside = (row < rows) & (column < N)[None, :]
-        at = row * N + column[None, :]
+        _, inside, at = tile(first + start, column, rows, N, STEP)
         x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         p, slope = phi(x, TANH)
@@ -126,9 +131,7 @@ def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: t
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
     for start in range(0, ROWS, STEP):
-        row = first + start + tl.arange(0, STEP)[:, None]
-        inside = (row < rows) & (column < N)[None, :]
-        at = row * N + column[None, :]
+        row, inside, at = tile(first + start, column, rows, N, STEP)
         if part == 0:
             x = tl.load(a + at, mask=inside, other=0.0)
         elif part == 1:

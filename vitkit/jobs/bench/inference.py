@@ -30,7 +30,7 @@ def measure(options: Options) -> Iterator[Benchmark]:
     Args:
         options: of what, how, and beside whom.
     """
-    for batch in options.batch_size or BATCHES[options.place.type]:
+    for batch in options.batches(BATCHES[options.place.type]):
         yield measure_batch(options, batch)
 
 
@@ -43,8 +43,6 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
     """
     c, device, dtype = options.config, options.place, options.type
     ours = OURS[device.type] if options.engine is None else options.engine
-    if options.compiling or "compile" in ours:
-        torch.compiler.reset()          # what another batch size has compiled would make this one's sizes dynamic
     found = Contenders(device)
     model = ViT(c).eval().to(device, dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,3 +100,13 @@ class Options:
     def precision(self) -> str:
         """The precision, in words."""
         return str(self.type).removeprefix("torch.")
+
+    def batches(self, usual: Sequence[int]) -> Iterator[int]:
+        """The batch sizes to measure, one after another; what one has compiled would make the next one's dynamic.
+
+        Args:
+            usual: those to take when nobody says.
+        """
+        for batch in self.batch_size or usual:
+            torch.compiler.reset()
+            yield batch

@@ -71,7 +71,7 @@ def measure(options: Options) -> Iterator[Benchmark]:
     """
     if options.type not in (torch.float32, torch.bfloat16):
         raise ConfigError(f"training is measured in float32 or bfloat16; got {options.precision}.")
-    for batch in options.batch_size or [BATCH[options.place.type]]:
+    for batch in options.batches([BATCH[options.place.type]]):
         yield measure_batch(options, batch)
 
 
@@ -83,8 +83,6 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         batch: images.
     """
     c, device, dtype = options.config, options.place, options.type
-    if options.compiling:
-        torch.compiler.reset()          # what another batch size has compiled would make this one's sizes dynamic
     found = Contenders(device)
     x = torch.randn(batch, c.num_channels, *c.image_hw, device=device)
     y = torch.randint(0, c.num_classes, (batch,), device=device)
