@@ -11,6 +11,7 @@ peers that can be imported.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -19,13 +20,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training import MODELS
+from benchmarks.training import MODELS, cudnn_attention
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.create import create
 from vitkit.model.vit import ViT
 from vitkit.speed.engines import ENGINES
 
 DEVICE = "cuda"
+KERNELS = {"cuDNN": "cudnn.*(sdpa|flash)", "flash": "flash_fwd|pytorch_flash", "efficient": "fmha_cutlass",
+           "ours": "^attention$"}
 
 
 def randomised(model: nn.Module) -> nn.Module:
@@ -82,12 +85,18 @@ def graphed(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
     return graph.replay
 
 
-def force_cudnn(wanted: bool) -> None:
-    torch.backends.cuda.enable_flash_sdp(not wanted)
-    torch.backends.cuda.enable_mem_efficient_sdp(not wanted)
+def attention_kernel(run: Callable[[], object]) -> str:
+    """What computes Eqs. 6 and 7, by the name of its kernel: settings are easily lost on the way there."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    found = [kind for kind, pattern in KERNELS.items() if any(re.search(pattern, name) for name in names)]
+    return ", ".join(found) or "products and softmax"
 
 
-def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str]) -> dict[str, Callable[[], object]]:
+def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
+               tuned: list[str]) -> dict[str, Callable[[], object]]:
     model = randomised(create(name))
     assert isinstance(model, ViT)
     runs: dict[str, Callable[[], object]] = {}
@@ -109,33 +118,40 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str]) -> dict[str
         except Exception as error:
             print(f"{peer} is left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             continue
-        add(f"{peer}, compiled" + ", CUDA graph" * single, torch.compile(theirs), graph=single)
         if not single:
             add(f"{peer}, eager", theirs)
-        torch.compiler.reset()
-        force_cudnn(True)
-        add(f"{peer}, compiled, cuDNN attention" + ", CUDA graph" * single, torch.compile(theirs), graph=single)
-        force_cudnn(False)
-        torch.compiler.reset()
+        add(f"{peer}, compiled" + ", CUDA graph" * single, torch.compile(theirs), graph=single)
+        with cudnn_attention():
+            # An option that changes nothing but the compiler's name: else what is compiled above would be taken again.
+            forward = torch.compile(theirs, options={"triton.unique_kernel_names": False})
+            if not single:
+                add(f"{peer}, compiled, cuDNN attention", forward)
+            add(f"{peer}, compiled, cuDNN attention, CUDA graph", forward, graph=True)
+            if peer in tuned:
+                add(f"{peer}, max-autotune, cuDNN attention, CUDA graph",
+                    torch.compile(theirs, mode="max-autotune-no-cudagraphs"), graph=True)
     for engine in ("cuda-fused", "fp8"):
         add(f"vitkit, {engine}", ENGINES[engine].build(model))
     return runs
 
 
-def compare(name: str, batch: int, rounds: int, peers: list[str]) -> None:
+def compare(name: str, batch: int, rounds: int, peers: list[str], tuned: list[str]) -> None:
     c = variant(name)
     x = torch.randn(batch, 3, *c.image_hw, device=DEVICE, dtype=torch.bfloat16)
-    runs = contenders(c, name, x, peers)
+    torch.compiler.reset()
+    runs = contenders(c, name, x, peers, tuned)
+    kernels = {label: attention_kernel(run) for label, run in runs.items()}
     times: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(rounds):
         for label, run in runs.items():
             times[label].append(milliseconds(run, 10 if batch > 1 else 100))
-    base = next(label for label in times if label.startswith("timm, compiled"))
-    print(f"\n{name}, batch {batch}, bf16, {c.image_hw[0]} px\n\n| | images/s | against {base} |\n|---|---|---|")
+    base = next((label for label in times if label.startswith("timm, compiled")), next(iter(times)))
+    print(f"\n{name}, batch {batch}, bf16, {c.image_hw[0]} px\n\n| | images/s | against {base} | attention |\n"
+          "|---|---|---|---|")
     for label, values in times.items():
         ratios = sorted(b / v for b, v in zip(times[base], values, strict=True))
         print(f"| {label} | {batch / statistics.median(values) * 1e3:,.0f} | {statistics.median(ratios):.2f}x "
-              f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |", flush=True)
+              f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {kernels[label]} |", flush=True)
 
 
 def accuracy(weights: str, images: Path) -> None:
@@ -166,20 +182,25 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["vit-b/16", "vit-l/16"])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", nargs="*", default=["timm", "transformers", "torchvision"])
+    parser.add_argument("--peers", nargs="*", default=["timm", "transformers", "torchvision", "vit-pytorch"])
+    parser.add_argument("--tuned", nargs="*", default=[], help="peers that are compiled with max-autotune too")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--weights")
     parser.add_argument("--images", type=Path)
     args = parser.parse_args()
     began = time.perf_counter()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    check()
+    if not args.no_check:
+        check()
     a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
     print(f"\nmatrix products alone: {2 * 8192**3 / milliseconds(lambda: a @ a, 10) / 1e9:.0f} TFLOP/s")
     if args.weights:
         accuracy(args.weights, args.images)
     for name in args.models:
-        compare(name, args.batch, args.rounds, args.peers)
-    compare(args.models[0], 1, args.rounds, args.peers)
+        compare(name, args.batch, args.rounds, args.peers, args.tuned)
+    if not args.no_latency:
+        compare(args.models[0], 1, args.rounds, args.peers, args.tuned)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
 
 

@@ -1,12 +1,14 @@
 """A training step, ours against the peers', taking turns: model, loss, backward, clip to 1, fused AdamW.
 
     python -m benchmarks.training --model vit-ti/16 --batch 16
-    python -m benchmarks.training --device cuda --model vit-b/16 --batch 256 --precision bf16 --compile
+    python -m benchmarks.training --device cuda --model vit-b/16 --batch 256 --precision bf16 --compile --best --check
     python -m benchmarks.training --memory            # resident memory over 1,000 steps of our whole loop
 
 Needs torch, numpy and the peers (timm, transformers, torchvision: those that can be imported). Every contender has the
 same batch, the same number of classes, the same optimiser and the same precision; compiled ones are compiled alike.
-`vitkit bench --what training` measures the same step, eager and compiled in one run.
+On CUDA, `--best` runs every peer a second time with cuDNN's attention and CUDA graphs, and `--check` first holds our
+gradients to those of the plain model in fp32. `vitkit bench --what training` measures the same step, eager and compiled
+in one run.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import argparse
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,13 +39,34 @@ def ours(c: ViTConfig) -> nn.Module:
     return Lean(ViT(c), graph=True)         # as our loop runs it
 
 
-MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, **PEERS}
+def ours_fp8(c: ViTConfig) -> nn.Module:
+    return Lean(ViT(c), graph=True, eight=True)
 
 
-def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool) -> Callable[[], None]:
+MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, "vitkit, fp8": ours_fp8, **PEERS}
+BEST = ", cuDNN attention, CUDA graphs"
+
+
+@contextmanager
+def cudnn_attention() -> Iterator[None]:
+    """What is compiled in here has cuDNN's attention, and keeps it."""
+    others = (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_mem_efficient_sdp,
+              torch.backends.cuda.enable_math_sdp)
+    for enable in others:
+        enable(False)
+    try:
+        yield
+    finally:
+        for enable in others:
+            enable(True)
+
+
+def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool,
+         mode: str | None = None) -> Callable[[], None]:
     """`vitkit bench`'s step, that waits for the device."""
     model.to(x.device)
-    run = step_of(model, adamw(model), x, y, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision], compiled)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    run = step_of(model, adamw(model), x, y, dtype, compiled, mode)
 
     def waited() -> None:
         run()
@@ -57,22 +81,58 @@ def compare(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     x = torch.randn(args.batch, 3, *c.image_hw, device=args.device)
     y = torch.randint(0, K, (args.batch,), device=args.device)
-    contenders = {}
-    for name in args.only.split(",") if args.only else MODELS:
+    contenders: dict[str, Callable[[], None]] = {}
+
+    def add(label: str, build: Callable[[], Callable[[], None]]) -> None:
         try:
-            contenders[name] = step(MODELS[name](c), x, y, args.precision, args.compile)
-            contenders[name]()
+            run = build()
+            run()
+            contenders[label] = run
         except Exception as error:
-            contenders.pop(name, None)
-            print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
+            print(f"{label} is left out: {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True)
+
+    cuda = args.device.startswith("cuda")
+    for name in args.only.split(";") if args.only else MODELS:
+        if name == "vitkit, fp8" and not (cuda and args.precision == "bf16"):
+            continue
+        add(name, lambda name=name: step(MODELS[name](c), x, y, args.precision, args.compile))
+        if args.best and name in PEERS:
+            with cudnn_attention():
+                add(name + BEST, lambda name=name: step(MODELS[name](c), x, y, args.precision, True, "reduce-overhead"))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     print(f"{args.model}, batch {args.batch}, {c.image_hw[0]} px, {args.precision}, "
           f"{'compiled' if args.compile else 'eager'}, {args.device}, torch {torch.__version__}, "
           f"{torch.get_num_threads()} threads, load {load:.1f}")
     seconds = timing.alternate(contenders, rounds=args.rounds, warmup=args.warmup)
     print(timing.table(seconds, "vitkit", args.batch, "images/s"))
-    if args.device.startswith("cuda"):
+    if cuda:
         print(f"most memory: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all contenders together)")
+
+
+def check(device: str) -> None:
+    """How far gradients are from those of the plain model in fp32, all parameters as one vector."""
+    print("| model | batch | plain, autocast | fused, from a graph | fused, fp8 |\n|---|---|---|---|---|")
+    for name, batch, changes in (("vit-ti/16", 5, {}), ("vit-s/32", 3, {"image_size": (160, 256)}),
+                                 ("vit-ti/16", 4, {"pool": "mean"}), ("vit-b/16", 8, {})):
+        torch.manual_seed(0)
+        model = ViT(variant(name, num_classes=K, **changes)).to(device).train()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p) * 0.02)          # zeros would hide what is not computed
+        x, y = torch.randn(batch, 3, *model.config.image_hw, device=device), torch.arange(batch, device=device)
+        found = []
+        for forward, enabled in ((model, False), (model, True), (Lean(model, graph=True), True),
+                                 (Lean(model, graph=True, eight=True), True)):
+            for _ in range(2):                              # the second from what the first has recorded
+                model.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+                    logits = forward(x)
+                nn.functional.cross_entropy(logits.float(), y).backward()
+            found.append(torch.cat([p.grad.float().flatten() for p in model.parameters()]))
+        off = [((mine - found[0]).norm() / found[0].norm()).item() for mine in found[1:]]
+        print(f"| {name} {changes or ''} | {batch} | " + " | ".join(f"{value:.1e}" for value in off) + " |", flush=True)
+        assert off[1] < 1.5 * off[0] + 1e-3, "gradients of the fused parts are off"
+        assert off[2] < 0.25, "gradients of fp8 are off"
 
 
 def memory(steps: int) -> None:
@@ -107,7 +167,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--only", help="contenders, with commas between them")
+    parser.add_argument("--only", help="contenders, with semicolons between them")
+    parser.add_argument("--best", action="store_true", help="peers with cuDNN's attention and CUDA graphs too")
+    parser.add_argument("--check", action="store_true", help="hold our gradients to the plain model's first")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--steps", type=int, default=1000, help="with --memory")
     args = parser.parse_args()
@@ -115,6 +177,8 @@ def main() -> None:
     if args.memory:
         memory(args.steps)
     else:
+        if args.check:
+            check(args.device)
         compare(args)
 
 

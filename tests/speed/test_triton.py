@@ -76,17 +76,26 @@ def norm_with_stochastic_depth() -> list[Tensor]:
     return gradients(outputs, [z, branch, bias, weight, shift])
 
 
-def parts(count: int) -> Callable[[], list[Tensor]]:
+def norm_in_fp8() -> list[Tensor]:
+    z, branch, bias, weight, shift = leaves((10, 24), (10, 24), (24,), (24,), (24,))
+    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, True)
+    return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
+
+
+def parts(count: int, eight: bool) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight, bias = leaves((300, 24), (count * 40, 24), (count * 40,))
-        return gradients(differentiable.Parts.apply(u, weight, bias, count), [u, weight, bias])
+        small = kernels.rows_to_fp8(u.detach()) if eight else ()
+        return gradients(differentiable.Parts.apply(u, weight, bias, count, *small), [u, weight, bias])
     return run
 
 
-def mlp(tanh: bool) -> Callable[[], list[Tensor]]:
+def mlp(tanh: bool, eight: bool) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
-        return gradients((differentiable.MLP.apply(u, weight1, bias1, weight2, tanh),), [u, weight1, bias1, weight2])
+        small = kernels.rows_to_fp8(u.detach()) if eight else ()
+        return gradients((differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, *small),),
+                         [u, weight1, bias1, weight2])
     return run
 
 
@@ -95,8 +104,10 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {      # and how fa
     "add_norm": (add_norm, 1e-5), "add_norm to fp8": (add_norm_to_fp8, ROUNDED), "attention": (attention, 2e-3),
     "linear_int8": (partial(linear_int8, None), 1e-5), "linear_int8 to fp8": (partial(linear_int8, 0.5), ROUNDED),
     "rows_to_fp8": (rows_to_fp8, ROUNDED), "norm alone": (norm_alone, 1e-5), "norm of a sum": (norm_of_a_sum, 1e-5),
-    "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5), "three parts": (parts(3), 1e-5),
-    "two parts": (parts(2), 1e-5), "mlp": (mlp(False), 1e-5), "mlp, tanh": (mlp(True), 1e-5)}
+    "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5), "norm in fp8": (norm_in_fp8, ROUNDED),
+    "three parts": (parts(3, False), 1e-5), "two parts": (parts(2, False), 1e-5), "mlp": (mlp(False, False), 1e-5),
+    "mlp, tanh": (mlp(True, False), 1e-5), "three parts in fp8": (parts(3, True), ROUNDED),
+    "two parts in fp8": (parts(2, True), ROUNDED), "mlp in fp8": (mlp(False, True), ROUNDED)}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

@@ -5,10 +5,10 @@ once more for the gradient of each bias. Here
   - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`Parts`).
-Matrix products stay the library's; those of qkv and the MLP may run in fp8 forward (backward takes no notice of the
-rounding). Gradients of weights leave their products in fp32, never rounded to bf16. Beside
-every kernel (triton_training.py) stands the same mathematics in plain torch, which runs elsewhere and which it is held
-to.
+Matrix products stay the library's. Those of qkv and the MLP may run in fp8, forward and, for the gradient of their
+input, backward; every row has a scale of its own, found by the kernel that writes the row. Gradients of weights are
+products of bf16 that leave in fp32, never rounded. Beside every kernel (triton_training.py) stands the same mathematics
+in plain torch, which runs elsewhere and which it is held to.
 
 Legend: B images, T tokens, M = B T rows, D width.
 """
@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.speed.kernels import by_triton, multiply, processors, rows_to_fp8
+from vitkit.speed.kernels import FP8, by_triton, multiply, processors, rows_to_fp8
 
 Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
+Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
 
 
 def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None:
@@ -35,20 +36,35 @@ def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None
         else (dy.mT @ x).float()
 
 
-def product(x: Tensor, W: Tensor, bias: Tensor | None, eight: bool) -> Tensor:
+def product(x: Tensor, W: Tensor, bias: Tensor | None, small: Small | None) -> Tensor:
     """x W^T + bias, [M, N].
 
     Args:
         x: [M, K].
         W: [N, K], in x's type.
         bias: [N], or None.
-        eight: whether both are rounded to fp8 first, each row with a scale of its own.
+        small: x in fp8, which is then what is multiplied, with W rounded alike.
     """
     bias = None if bias is None else bias.to(x.dtype)
-    if eight:
-        rows, scale = rows_to_fp8(x)
+    if small is not None:
+        rows, scale = small
         return multiply(rows, rows_to_fp8(W), scale[:, None], bias, x.dtype)
     return x @ W.mT if bias is None else torch.addmm(bias, x, W.mT)
+
+
+def input_gradient(dy: Tensor, W: Tensor, small: Small | None) -> Tensor:
+    """dy W, by dy in fp8 where there is one: [M, N], [N, K] -> [M, K]."""
+    return dy @ W if small is None else product(dy, W.mT.contiguous(), None, small)
+
+
+def both(small: Tensor | None, scale: Tensor | None) -> Small | None:
+    """A matrix in fp8, of what may be nothing."""
+    return None if small is None or scale is None else (small, scale)
+
+
+def empty_small(M: int, K: int, device: torch.device) -> Small:
+    """Room for a matrix in fp8 and the scales of its rows."""
+    return torch.empty(M, K, device=device, dtype=FP8), torch.empty(M, device=device)
 
 
 class Embed(torch.autograd.Function):
@@ -84,8 +100,8 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
-                weight: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum and its LayerNorm.
+                weight: Tensor, shift: Tensor, eps: float, eight: bool = False) -> tuple[Tensor, ...]:
+        """The sum and its LayerNorm; with `eight`, the LayerNorm in fp8 and the scales of its rows too.
 
         Args:
             ctx: what backward needs.
@@ -96,8 +112,10 @@ class AddNorm(torch.autograd.Function):
             weight: [D] of the LayerNorm.
             shift: [D], its bias.
             eps: of the LayerNorm.
+            eight: whether a product in fp8 reads it.
         """
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
+        small: tuple[Tensor, ...] = ()
         if by_triton(z):
             import triton
 
@@ -105,10 +123,12 @@ class AddNorm(torch.autograd.Function):
 
             total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z)
             mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
+            small = empty_small(M, D, z.device) if eight else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
-                keep if keep is not None else weight, weight, shift, total, u, mean, rstd, tokens, D, eps,
-                HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, WIDTH=triton.next_power_of_2(D), num_warps=1)
+                keep if keep is not None else weight, weight, shift, total, u, mean, rstd, *(small or (u, mean)),
+                tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, EIGHT=eight,
+                WIDTH=triton.next_power_of_2(D), num_warps=1)
         else:
             added = torch.zeros_like(z, dtype=torch.float32)
             if branch is not None and bias is not None:
@@ -117,15 +137,17 @@ class AddNorm(torch.autograd.Function):
             total = (z.float() + added).to(z.dtype)
             x = total.float()
             mean, rstd = x.mean(1), (x.var(1, correction=0) + eps).rsqrt()
-            u = ((x - mean[:, None]) * rstd[:, None] * weight + shift).to(z.dtype)
+            exact = (x - mean[:, None]) * rstd[:, None] * weight + shift
+            u, small = exact.to(z.dtype), rows_to_fp8(exact) if eight else ()
         ctx.save_for_backward(total, weight, keep, mean, rstd)
         ctx.added = branch is not None
         ctx.set_materialize_grads(False)
-        return (z.view_as(z) if branch is None else total), u
+        ctx.mark_non_differentiable(*small)
+        return (z.view_as(z) if branch is None else total), u, *small
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, dz_in: Tensor | None, du: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, dz_in: Tensor | None, du: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
         z, weight, keep, mean, rstd = ctx.saved_tensors
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
@@ -155,16 +177,16 @@ class AddNorm(torch.autograd.Function):
             scaled = whole if keep is None else (whole.view(len(keep), -1) * keep[:, None]).view(M, D)
             dbranch, of_bias = scaled.to(z.dtype), scaled.sum(0)
         if not ctx.added:
-            return dz, None, None, None, of_weight, of_shift, None
-        return dz, dbranch, of_bias, None, of_weight, of_shift, None
+            return dz, None, None, None, of_weight, of_shift, None, None
+        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None
 
 
 class Parts(torch.autograd.Function):
     """Eq. 5: u -> q, k, v (or k, v), views [M, h d] of one product."""
 
     @staticmethod
-    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int,
-                eight: bool = False) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int, small: Tensor | None = None,
+                scale: Tensor | None = None) -> tuple[Tensor, ...]:
         """[M, D] -> `count` times [M, h d].
 
         Args:
@@ -173,12 +195,13 @@ class Parts(torch.autograd.Function):
             weight: [count h d, D].
             bias: [count h d].
             count: two or three.
-            eight: see `product`.
+            small: u in fp8, if the products are to run in it.
+            scale: [M], its scales.
         """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
-        ctx.biased = bias is not None
-        return product(u, W, bias, eight).chunk(count, dim=1)
+        ctx.biased, ctx.eight = bias is not None, small is not None
+        return product(u, W, bias, both(small, scale)).chunk(count, dim=1)
 
     @staticmethod
     @once_differentiable
@@ -186,22 +209,31 @@ class Parts(torch.autograd.Function):
         """Gradients of u, the weight and the bias."""
         u, W = ctx.saved_tensors
         (M, N), count = gradients[0].shape, len(gradients)
+        small: Small | None = None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
             a, b, c = ([part.contiguous() for part in gradients] * 2)[:3]
-            rows, block = 256, min(256, triton.next_power_of_2(N))
-            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
-            sums = torch.empty(chunks, count * N, device=u.device)
-            triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
-                a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            dy = torch.empty(M, count * N, device=u.device, dtype=u.dtype)
+            if ctx.eight:
+                programs = 8 * processors(u)
+                sums, small = torch.empty(programs, count * N, device=u.device), empty_small(M, count * N, u.device)
+                triton_training.side_by_side_rows[(programs,)](
+                    a, b, c, dy, *small, sums, M, N, COUNT=count, PROGRAMS=programs, TURNS=triton.cdiv(M, programs),
+                    WIDTH=triton.next_power_of_2(count * N), num_warps=8)
+            else:
+                rows, block = 256, min(256, triton.next_power_of_2(N))
+                sums = torch.empty(chunks := triton.cdiv(M, rows), count * N, device=u.device)
+                triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
+                    a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
             dy = torch.cat(gradients, dim=1)
-            of_bias = dy.float().sum(0)
-        return dy @ W, weight_gradient(dy, u, ctx.needs_input_grad[1]), of_bias if ctx.biased else None, None, None
+            of_bias, small = dy.float().sum(0), rows_to_fp8(dy) if ctx.eight else None
+        return (input_gradient(dy, W, small), weight_gradient(dy, u, ctx.needs_input_grad[1]),
+                of_bias if ctx.biased else None, None, None, None)
 
 
 class Product(torch.autograd.Function):
@@ -228,7 +260,7 @@ class MLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool,
-                eight: bool = False) -> Tensor:
+                small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
         """[M, D] -> [M, D].
 
         Args:
@@ -238,44 +270,60 @@ class MLP(torch.autograd.Function):
             bias1: [H].
             weight2: [D, H].
             tanh: whether GELU is its tanh form.
-            eight: see `product`.
+            small: u in fp8, if the products are to run in it.
+            scale: [M], its scales.
         """
-        W1, W2 = weight1.to(u.dtype), weight2.to(u.dtype)
-        h = product(u, W1, bias1, eight)
+        W1, W2, eight = weight1.to(u.dtype), weight2.to(u.dtype), small is not None
+        h = product(u, W1, bias1, both(small, scale))
+        M, N = h.shape
+        inner: Small | None = None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
             g = torch.empty_like(h)
-            triton_training.gelu_forward[(triton.cdiv(h.numel(), 4096),)](h, g, h.numel(), TANH=tanh, BLOCK=4096,
+            if eight:
+                inner = empty_small(M, N, u.device)
+                triton_training.gelu_forward_rows[(M,)](h, g, *inner, N, TANH=tanh, WIDTH=triton.next_power_of_2(N),
+                                                        num_warps=8)
+            else:
+                triton_training.gelu_forward[(triton.cdiv(M * N, 4096),)](h, g, M * N, TANH=tanh, BLOCK=4096,
                                                                            num_warps=4)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
+            inner = rows_to_fp8(g) if eight else None
         ctx.save_for_backward(u, h, g, W1, W2)
-        ctx.tanh = tanh
-        return product(g, W2, None, eight)
+        ctx.tanh, ctx.eight = tanh, eight
+        return product(g, W2, None, inner)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of u, both weights and the first bias."""
         u, h, g, W1, W2 = ctx.saved_tensors
-        dy = dy.to(u.dtype)
-        dh = dy @ W2
-        M, N = h.shape
+        dy = dy.to(u.dtype).contiguous()
+        dh = input_gradient(dy, W2, rows_to_fp8(dy) if ctx.eight else None)
+        (M, N), small = h.shape, None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
-            rows, block = 128, min(256, triton.next_power_of_2(N))
-            sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
-            triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
-                h, dh, sums, M, N, TANH=ctx.tanh, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            if ctx.eight:
+                programs = 4 * processors(u)
+                sums, small = torch.empty(programs, N, device=u.device), empty_small(M, N, u.device)
+                triton_training.gelu_backward_rows[(programs,)](
+                    h, dh, *small, sums, M, N, TANH=ctx.tanh, PROGRAMS=programs, TURNS=triton.cdiv(M, programs),
+                    WIDTH=triton.next_power_of_2(N), num_warps=8)
+            else:
+                rows, block = 128, min(256, triton.next_power_of_2(N))
+                sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
+                triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
+                    h, dh, sums, M, N, TANH=ctx.tanh, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
-            of_bias = dh.float().sum(0)
-        return (dh @ W1, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
-                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None)
+            of_bias, small = dh.float().sum(0), rows_to_fp8(dh) if ctx.eight else None
+        return (input_gradient(dh, W1, small), weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
+                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None)

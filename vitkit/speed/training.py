@@ -111,7 +111,7 @@ def fused_forward(model: ViT, x: Tensor, eight: bool = False) -> Tensor:
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
-        eight: whether the products of qkv and the MLP run in fp8 forward.
+        eight: whether the products of qkv and the MLP run in fp8, those of weights' gradients excepted.
     """
     return model.classify(fused_blocks(model, fused_embedding(model, x), eight))
 
@@ -128,30 +128,32 @@ def fused_blocks(model: ViT, z: Tensor, eight: bool = False) -> Tensor:
     stream: Tensor = z.reshape(B * T, D)
     branch = bias = keep = None
 
-    def read(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """z with the latest branch added, and its LayerNorm."""
-        return differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps)
+    def read(norm: nn.LayerNorm, eight: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """z with the latest branch added, its LayerNorm, and that in fp8 with its scales where it is wanted."""
+        total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
+                                                        eight)
+        return total, u, small
 
     for i, block in enumerate(model.blocks):
         msa, mlp = block.msa, block.mlp
-        stream, u = read(block.norm1)
+        stream, u, small = read(block.norm1, eight)
         if c.pool == "cls" and i == len(model.blocks) - 1:
             width, of_kv = len(msa.heads) * msa.head_size, msa.qkv.bias
             kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2,
-                                           eight)
+                                           *small)
             whole = (part.view(B, T, -1) for part in (stream, u, *kv))
             return model.norm(class_token(block, *whole)[:, 0])                                    # Eq. 4
-        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, eight)                # Eq. 5
+        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small)               # Eq. 5
         q, k, v = (part.view(B, T, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
         branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(B * T, -1), msa.out.weight)   # Eqs. 6-8
         bias, keep = msa.out.bias, block.residual1.keep(B, z.device)
-        stream, u = read(block.norm2)                                                              # Eq. 2
+        stream, u, small = read(block.norm2, eight)                                                # Eq. 2
         branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh",
-                                          eight)
+                                          *small)
         bias, keep = mlp.fc2.bias, block.residual2.keep(B, z.device)                               # Eq. 3, by `read`
-    stream, u = read(model.norm)
+    stream, u, _ = read(model.norm)
     tokens = (stream if c.norm_after_pool else u).view(B, T, D)[:, c.num_prefix_tokens:]
     return model.norm(tokens.mean(1)) if c.norm_after_pool else tokens.mean(1)
 

@@ -38,7 +38,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, dtype: torch.dtype,
-            compiled: bool = False) -> Run:
+            compiled: bool = False, mode: str | None = None) -> Run:
     """One training step.
 
     Args:
@@ -48,9 +48,10 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Te
         y: classes.
         dtype: of the matrix products.
         compiled: whether torch compiles the model.
+        mode: of the compiler, such as reduce-overhead, which makes CUDA graphs.
     """
     model.train()
-    forward = torch.compile(model, dynamic=False) if compiled else model
+    forward = torch.compile(model, dynamic=False, mode=mode) if compiled else model
 
     def step() -> None:
         with nullcontext() if dtype == torch.float32 else torch.autocast(x.device.type, dtype=dtype):
