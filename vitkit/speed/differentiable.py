@@ -5,10 +5,13 @@ once more for the gradient of each bias. Here
   - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`Parts`).
-Matrix products stay the library's. Those of qkv and the MLP may run in fp8, forward and, for the gradient of their
-input, backward; every row has a scale of its own, found by the kernel that writes the row. Gradients of weights are
-products of bf16 that leave in fp32, never rounded. Beside every kernel (triton_training.py) stands the same mathematics
-in plain torch, which runs elsewhere and which it is held to.
+Gradients of weights leave their products in fp32, never rounded. Beside every kernel (triton_training.py) stands the
+same mathematics in plain torch, which runs elsewhere and which it is held to.
+
+Matrix products stay the library's. Those of qkv and the MLP may run in fp8 forward, and so may those of the gradients
+of the MLP's input. Every row has a scale of its own. A LayerNorm finds it as it writes the row; the GELU takes a bound
+that follows from the row before the product and from the weights, because a search through a row that long would cost
+what fp8 saves, and e4m3 has range enough for what a bound wastes.
 
 Legend: B images, T tokens, M = B T rows, D width.
 """
@@ -22,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.speed.kernels import FP8, by_triton, multiply, processors, rows_to_fp8
+from vitkit.speed.kernels import FP8, FP8_MAX, by_triton, multiply, processors, rows_to_fp8, to_fp8
 
 Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
@@ -36,35 +39,38 @@ def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None
         else (dy.mT @ x).float()
 
 
-def product(x: Tensor, W: Tensor, bias: Tensor | None, small: Small | None) -> Tensor:
-    """x W^T + bias, [M, N].
+def product(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + bias: [M, K], [N, K] in x's type, [N] or None -> [M, N]."""
+    return x @ W.mT if bias is None else torch.addmm(bias.to(x.dtype), x, W.mT)
+
+
+def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
+    """x W^T + bias by fp8, [M, N] in W's type.
 
     Args:
-        x: [M, K].
-        W: [N, K], in x's type.
+        x: [M, K] in fp8.
+        W: [N, K], rounded here.
         bias: [N], or None.
-        small: x in fp8, which is then what is multiplied, with W rounded alike.
+        lengths: [N], takes what `bound` needs.
     """
-    bias = None if bias is None else bias.to(x.dtype)
-    if small is not None:
-        rows, scale = small
-        return multiply(rows, rows_to_fp8(W), scale[:, None], bias, x.dtype)
-    return x @ W.mT if bias is None else torch.addmm(bias, x, W.mT)
+    rows, scale = x
+    bias = None if bias is None else bias.to(W.dtype)
+    return multiply(rows, rows_to_fp8(W, lengths), scale[:, None], bias, W.dtype)
 
 
-def input_gradient(dy: Tensor, W: Tensor, small: Small | None) -> Tensor:
-    """dy W, by dy in fp8 where there is one: [M, N], [N, K] -> [M, K]."""
-    return dy @ W if small is None else product(dy, W.mT.contiguous(), None, small)
+def bound(scale: Tensor, lengths: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Scales [M] with which the rows of a small product fit into fp8, also behind a GELU or its derivative.
 
+    |x w + b| <= max |x| sum |w| + max |b|; a GELU makes nothing larger, and its derivative and rounding less than a
+    quarter. Of rows of zeros a scale stays above zero.
 
-def both(small: Tensor | None, scale: Tensor | None) -> Small | None:
-    """A matrix in fp8, of what may be nothing."""
-    return None if small is None or scale is None else (small, scale)
-
-
-def empty_small(M: int, K: int, device: torch.device) -> Small:
-    """Room for a matrix in fp8 and the scales of its rows."""
-    return torch.empty(M, K, device=device, dtype=FP8), torch.empty(M, device=device)
+    Args:
+        scale: [M], of x: its largest number is 448 scale.
+        lengths: [N], sum |w| of the weight's rows.
+        bias: [N], or None.
+    """
+    rest = lengths.new_full((), 1e-30) if bias is None else bias.float().abs().amax().clamp(min=1e-30) / FP8_MAX
+    return torch.addcmul(rest, scale, lengths.amax(), value=1.25)
 
 
 class Embed(torch.autograd.Function):
@@ -123,7 +129,7 @@ class AddNorm(torch.autograd.Function):
 
             total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z)
             mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
-            small = empty_small(M, D, z.device) if eight else ()
+            small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if eight else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
                 keep if keep is not None else weight, weight, shift, total, u, mean, rstd, *(small or (u, mean)),
@@ -200,8 +206,9 @@ class Parts(torch.autograd.Function):
         """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
-        ctx.biased, ctx.eight = bias is not None, small is not None
-        return product(u, W, bias, both(small, scale)).chunk(count, dim=1)
+        ctx.biased = bias is not None
+        y = product(u, W, bias) if small is None or scale is None else small_product((small, scale), W, bias)
+        return y.chunk(count, dim=1)
 
     @staticmethod
     @once_differentiable
@@ -209,31 +216,23 @@ class Parts(torch.autograd.Function):
         """Gradients of u, the weight and the bias."""
         u, W = ctx.saved_tensors
         (M, N), count = gradients[0].shape, len(gradients)
-        small: Small | None = None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
             a, b, c = ([part.contiguous() for part in gradients] * 2)[:3]
-            dy = torch.empty(M, count * N, device=u.device, dtype=u.dtype)
-            if ctx.eight:
-                programs = 8 * processors(u)
-                sums, small = torch.empty(programs, count * N, device=u.device), empty_small(M, count * N, u.device)
-                triton_training.side_by_side_rows[(programs,)](
-                    a, b, c, dy, *small, sums, M, N, COUNT=count, PROGRAMS=programs, TURNS=triton.cdiv(M, programs),
-                    WIDTH=triton.next_power_of_2(count * N), num_warps=8)
-            else:
-                rows, block = 256, min(256, triton.next_power_of_2(N))
-                sums = torch.empty(chunks := triton.cdiv(M, rows), count * N, device=u.device)
-                triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
-                    a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            rows, block = 256, min(256, triton.next_power_of_2(N))
+            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
+            sums = torch.empty(chunks, count * N, device=u.device)
+            triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
+                a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
             dy = torch.cat(gradients, dim=1)
-            of_bias, small = dy.float().sum(0), rows_to_fp8(dy) if ctx.eight else None
-        return (input_gradient(dy, W, small), weight_gradient(dy, u, ctx.needs_input_grad[1]),
-                of_bias if ctx.biased else None, None, None, None)
+            of_bias = dy.float().sum(0)
+        return (dy @ W, weight_gradient(dy, u, ctx.needs_input_grad[1]), of_bias if ctx.biased else None, None, None,
+                None)
 
 
 class Product(torch.autograd.Function):
@@ -273,29 +272,29 @@ class MLP(torch.autograd.Function):
             small: u in fp8, if the products are to run in it.
             scale: [M], its scales.
         """
-        W1, W2, eight = weight1.to(u.dtype), weight2.to(u.dtype), small is not None
-        h = product(u, W1, bias1, both(small, scale))
+        W1, W2, lengths = weight1.to(u.dtype), weight2.to(u.dtype), torch.empty(len(weight1), device=u.device)
+        if small is None or scale is None:
+            h, scales = product(u, W1, bias1), None
+        else:
+            h, scales = small_product((small, scale), W1, bias1, lengths), bound(scale, lengths, bias1)
         M, N = h.shape
-        inner: Small | None = None
+        inner = torch.empty_like(h, dtype=FP8) if scales is not None else None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
-            g = torch.empty_like(h)
-            if eight:
-                inner = empty_small(M, N, u.device)
-                triton_training.gelu_forward_rows[(M,)](h, g, *inner, N, TANH=tanh, WIDTH=triton.next_power_of_2(N),
-                                                        num_warps=8)
-            else:
-                triton_training.gelu_forward[(triton.cdiv(M * N, 4096),)](h, g, M * N, TANH=tanh, BLOCK=4096,
-                                                                           num_warps=4)
+            g, block = torch.empty_like(h), min(1024, triton.next_power_of_2(N))
+            triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, 4))](
+                h, g, inner if inner is not None else g, scales if scales is not None else g, M, N, TANH=tanh,
+                EIGHT=inner is not None, STEP=4, BLOCK=block, num_warps=4)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
-            inner = rows_to_fp8(g) if eight else None
+            if inner is not None and scales is not None:
+                inner.copy_(to_fp8(g, scales[:, None]))
         ctx.save_for_backward(u, h, g, W1, W2)
-        ctx.tanh, ctx.eight = tanh, eight
-        return product(g, W2, None, inner)
+        ctx.tanh, ctx.eight = tanh, scales is not None
+        return product(g, W2) if inner is None or scales is None else small_product((inner, scales), W2)
 
     @staticmethod
     @once_differentiable
@@ -303,27 +302,29 @@ class MLP(torch.autograd.Function):
         """Gradients of u, both weights and the first bias."""
         u, h, g, W1, W2 = ctx.saved_tensors
         dy = dy.to(u.dtype).contiguous()
-        dh = input_gradient(dy, W2, rows_to_fp8(dy) if ctx.eight else None)
-        (M, N), small = h.shape, None
+        M, N = h.shape
+        if ctx.eight:
+            small, lengths = rows_to_fp8(dy), torch.empty(N, device=u.device)
+            dh, scales = small_product(small, W2.mT.contiguous(), None, lengths), bound(small[1], lengths)
+        else:
+            dh, scales = dy @ W2, None
+        inner = torch.empty_like(dh, dtype=FP8) if ctx.eight else None
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
-            if ctx.eight:
-                programs = 4 * processors(u)
-                sums, small = torch.empty(programs, N, device=u.device), empty_small(M, N, u.device)
-                triton_training.gelu_backward_rows[(programs,)](
-                    h, dh, *small, sums, M, N, TANH=ctx.tanh, PROGRAMS=programs, TURNS=triton.cdiv(M, programs),
-                    WIDTH=triton.next_power_of_2(N), num_warps=8)
-            else:
-                rows, block = 128, min(256, triton.next_power_of_2(N))
-                sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
-                triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
-                    h, dh, sums, M, N, TANH=ctx.tanh, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+            rows, block = 128, min(256, triton.next_power_of_2(N))
+            sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
+            triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
+                h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums, M, N,
+                TANH=ctx.tanh, EIGHT=ctx.eight, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
-            of_bias, small = dh.float().sum(0), rows_to_fp8(dh) if ctx.eight else None
-        return (input_gradient(dh, W1, small), weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
+            of_bias = dh.float().sum(0)
+            if inner is not None and scales is not None:
+                inner.copy_(to_fp8(dh, scales[:, None]))
+        du = dh @ W1 if inner is None or scales is None else small_product((inner, scales), W1.mT.contiguous())
+        return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
                 weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None)

@@ -29,7 +29,7 @@ def processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
 
 
-def to_fp8(x: Tensor, scale: float) -> Tensor:
+def to_fp8(x: Tensor, scale: float | Tensor) -> Tensor:
     """x / scale, rounded to 8-bit floating point; what lies beyond its largest number becomes that number."""
     return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
@@ -191,20 +191,25 @@ def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | 
     return (product if bias is None else product + bias.float()).to(dtype)
 
 
-def rows_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+def rows_to_fp8(x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(x / scale in fp8, the scales of its rows): [M, K] -> [M, K], [M].
 
     Args:
         x: any floating-point type; a row's largest number becomes fp8's largest.
+        lengths: [M], takes the sum of the sizes of each row's numbers.
     """
     if not by_triton(x):
+        if lengths is not None:
+            lengths.copy_(x.float().abs().sum(1))
         scale = x.float().abs().amax(1).clamp(min=1e-12) / FP8_MAX
-        return (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+        return to_fp8(x, scale[:, None]), scale
     import triton
 
     from vitkit.speed import triton_kernels
 
     M, K = x.shape
     out, scale = torch.empty(M, K, device=x.device, dtype=FP8), torch.empty(M, device=x.device)
-    triton_kernels.rows_to_fp8[(M,)](x, out, scale, K, WIDTH=triton.next_power_of_2(K), num_warps=4 if K > 1024 else 1)
+    triton_kernels.rows_to_fp8[(M,)](x, out, scale, lengths if lengths is not None else scale, K,
+                                     LENGTHS=lengths is not None, WIDTH=triton.next_power_of_2(K),
+                                     num_warps=4 if K > 1024 else 1)
     return out, scale

@@ -14,7 +14,6 @@ Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D widt
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +26,7 @@ from vitkit.model.inputs import fit
 from vitkit.model.vit import Block, ViT
 from vitkit.speed import differentiable
 from vitkit.speed.kernels import flat_patches
+from vitkit.speed.recording import Recording
 
 # Kernels of attention in the order in which they are tried; on Hopper the first is the fastest, back and forth.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -190,7 +190,7 @@ class Lean(nn.Module):
     def __init__(self, model: ViT, graph: bool = False, eight: bool = False) -> None:
         super().__init__()
         self.model, self.graph, self.eight = model, graph, eight
-        self.recorded: dict[tuple[int, ...], nn.Module] = {}
+        self.recorded: dict[tuple[int, ...], Recording] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
@@ -204,11 +204,11 @@ class Lean(nn.Module):
         if not self.graph or not self.model.training:
             return fused_forward(self.model, x, self.eight)
         if tuple(x.shape) not in self.recorded:
-            self.recorded = {tuple(x.shape): record(self.model, x, self.eight)}
+            self.recorded = {tuple(x.shape): Recording(Whole(self.model, self.eight).train(), x)}
         return self.recorded[tuple(x.shape)](x)
 
 
-class Recorded(nn.Module):
+class Whole(nn.Module):
     """`fused_forward` as a module, for the recording.
 
     Args:
@@ -219,26 +219,7 @@ class Recorded(nn.Module):
     def __init__(self, model: ViT, eight: bool) -> None:
         super().__init__()
         self.model, self.eight = model, eight
-        # What adds a gradient to a parameter works on the stream on which it was first asked for: on this one, then.
-        wanted = [p for p in model.parameters() if p.requires_grad]
-        self.sums = [cast(Any, p.view_as(p).grad_fn).next_functions[0][0] for p in wanted]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K]."""
         return fused_forward(self.model, x, self.eight)
-
-
-def record(model: ViT, x: Tensor, eight: bool = False) -> nn.Module:
-    """Forward and backward for pixels of this shape as CUDA graphs; random numbers go on as if nothing had happened.
-
-    Args:
-        model: a ViT in training.
-        x: pixels; their values do not matter.
-        eight: see `fused_forward`.
-    """
-    state = torch.cuda.get_rng_state(x.device)
-    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        found = torch.cuda.make_graphed_callables(Recorded(model, eight).train(), (torch.zeros_like(x),),
-                                                  allow_unused_input=True)
-    torch.cuda.set_rng_state(state, x.device)
-    return cast(nn.Module, found)

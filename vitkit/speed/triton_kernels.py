@@ -74,11 +74,13 @@ def linear_int8(a_at, b_at, out_at, bias, scale_a, scale_b, inverse_scale, M, N,
 
 
 @triton.jit
-def rows_to_fp8(x_at, out, scales, K, WIDTH: tl.constexpr):
+def rows_to_fp8(x_at, out, scales, lengths, K, LENGTHS: tl.constexpr, WIDTH: tl.constexpr):
     """See kernels.rows_to_fp8; one program takes one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     x = tl.load(x_at + row * K + column, mask=column < K, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / 448.0
-    tl.store(scales + row, scale)
-    x = tl.minimum(tl.maximum(x / scale, -448.0), 448.0)
+    largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12)
+    tl.store(scales + row, largest / 448.0)
+    if LENGTHS:
+        tl.store(lengths + row, tl.sum(tl.abs(x), axis=0))
+    x = tl.minimum(tl.maximum(x * (448.0 / largest), -448.0), 448.0)
     tl.store(out + row * K + column, x.to(out.dtype.element_ty), mask=column < K)

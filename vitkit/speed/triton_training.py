@@ -11,15 +11,6 @@ import triton.language as tl
 
 
 @triton.jit
-def store_small(x, small, scales, row, at, inside):
-    """A row in fp8, and its scale: the largest number of the row becomes fp8's largest."""
-    scale = tl.maximum(tl.max(tl.abs(tl.where(inside, x, 0.0)), axis=0), 1e-12) / 448.0
-    tl.store(scales + row, scale)
-    x = tl.minimum(tl.maximum(x / scale, -448.0), 448.0)
-    tl.store(small + at, x.to(small.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd_at, small, scales, tokens, D, eps,
                  HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, EIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """See differentiable.AddNorm; one program takes one row."""
@@ -43,7 +34,10 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
     y += tl.load(shift + column, mask=inside, other=0.0)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
     if EIGHT:
-        store_small(y, small, scales, row, at, inside)
+        largest = tl.maximum(tl.max(tl.abs(tl.where(inside, y, 0.0)), axis=0), 1e-12)
+        tl.store(scales + row, largest / 448.0)
+        y = tl.minimum(tl.maximum(y * (448.0 / largest), -448.0), 448.0)
+        tl.store(small + at, y.to(small.dtype.element_ty), mask=inside)
     tl.store(mean_at + row, mean)
     tl.store(rstd_at + row, rstd)
 
@@ -101,26 +95,6 @@ def phi(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward(h, out, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
-    """GELU of every element."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
-    p, _ = phi(x, TANH)
-    tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=at < size)
-
-
-@triton.jit
-def gelu_forward_rows(h, out, small, scales, N, TANH: tl.constexpr, WIDTH: tl.constexpr):
-    """GELU of every element, in fp8 too; one program takes one row."""
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    at, inside = row * N + column, column < N
-    x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
-    p, _ = phi(x, TANH)
-    tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=inside)
-    store_small(x * p, small, scales, row, at, inside)
-
-
-@triton.jit
 def tile(first, column, rows, N, STEP: tl.constexpr):
     """STEP rows from `first` on of a matrix [rows, N]: their numbers, what lies inside, and where."""
     row = first + tl.arange(0, STEP)[:, None]
@@ -128,19 +102,43 @@ def tile(first, column, rows, N, STEP: tl.constexpr):
 
 
 @triton.jit
-def gelu_backward(h, gradient, sums, rows, N, TANH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
-                  BLOCK: tl.constexpr):
-    """The gradient before the GELU takes the place of the one behind it; a program leaves the sums of its ROWS rows."""
+def store_small(x, small, scales, row, rows, at, inside):
+    """A tile in fp8, by scales of its rows that somebody has set."""
+    inverse = 1.0 / tl.load(scales + row, mask=row < rows, other=1.0)
+    x = tl.minimum(tl.maximum(x * inverse, -448.0), 448.0)
+    tl.store(small + at, x.to(small.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, EIGHT: tl.constexpr, STEP: tl.constexpr,
+                 BLOCK: tl.constexpr):
+    """GELU of every element, in fp8 too where EIGHT."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, inside, at = tile(tl.program_id(1).to(tl.int64) * STEP, column, rows, N, STEP)
+    x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
+    p, _ = phi(x, TANH)
+    tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=inside)
+    if EIGHT:
+        store_small(x * p, small, scales, row, rows, at, inside)
+
+
+@triton.jit
+def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, EIGHT: tl.constexpr,
+                  STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient before the GELU takes the place of the one behind it, and is written in fp8 too where EIGHT; a
+    program leaves the sums of its ROWS rows."""
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
     for start in range(0, ROWS, STEP):
-        _, inside, at = tile(first + start, column, rows, N, STEP)
+        row, inside, at = tile(first + start, column, rows, N, STEP)
         x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         p, slope = phi(x, TANH)
         g *= p + x * slope
         tl.store(gradient + at, g.to(gradient.dtype.element_ty), mask=inside)
+        if EIGHT:
+            store_small(g, small, scales, row, rows, at, inside)
         total += g
     tl.store(sums + tl.program_id(1) * N + column, tl.sum(total, axis=0), mask=column < N)
 
@@ -163,45 +161,3 @@ def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: t
         tl.store(out + row * (count * N) + part * N + column[None, :], x, mask=inside)
         total += x.to(tl.float32)
     tl.store(sums + (tl.program_id(1) * count + part) * N + column, tl.sum(total, axis=0), mask=column < N)
-
-
-@triton.jit
-def gelu_backward_rows(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, PROGRAMS: tl.constexpr,
-                       TURNS: tl.constexpr, WIDTH: tl.constexpr):
-    """gelu_backward, in fp8 too; a program takes every PROGRAMS-th row, TURNS in all, and leaves their sums."""
-    program, column = tl.program_id(0), tl.arange(0, WIDTH)
-    inside = column < N
-    total = tl.zeros((WIDTH,), tl.float32)
-    for turn in range(TURNS):
-        row = (turn * PROGRAMS + program).to(tl.int64)
-        if row < rows:
-            at = row * N + column
-            x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
-            g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-            p, slope = phi(x, TANH)
-            g *= p + x * slope
-            tl.store(gradient + at, g.to(gradient.dtype.element_ty), mask=inside)
-            store_small(g, small, scales, row, at, inside)
-            total += g
-    tl.store(sums + program * N + column, total, mask=inside)
-
-
-@triton.jit
-def side_by_side_rows(a, b, c, out, small, scales, sums, rows, N, COUNT: tl.constexpr, PROGRAMS: tl.constexpr,
-                      TURNS: tl.constexpr, WIDTH: tl.constexpr):
-    """side_by_side, in fp8 too; a program takes every PROGRAMS-th row, TURNS in all, and leaves their sums."""
-    program, column = tl.program_id(0), tl.arange(0, WIDTH)
-    part, inside = column // N, column < COUNT * N
-    total = tl.zeros((WIDTH,), tl.float32)
-    for turn in range(TURNS):
-        row = (turn * PROGRAMS + program).to(tl.int64)
-        if row < rows:
-            at = row * N + column - part * N
-            x = tl.load(a + at, mask=part == 0, other=0.0).to(tl.float32)
-            x += tl.load(b + at, mask=part == 1, other=0.0).to(tl.float32)
-            x += tl.load(c + at, mask=(part == 2) & inside, other=0.0).to(tl.float32)
-            to = row * (COUNT * N) + column
-            tl.store(out + to, x.to(out.dtype.element_ty), mask=inside)
-            store_small(x, small, scales, row, to, inside)
-            total += x
-    tl.store(sums + program * (COUNT * N) + column, total, mask=inside)
