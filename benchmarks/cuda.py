@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training import MODELS, cudnn_attention
+from vitkit.jobs.bench.limit import LIMIT, graphed, products
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.create import create
 from vitkit.model.vit import ViT
@@ -71,20 +72,6 @@ def check() -> None:
             print(f"| {name} | {size} | {batch} | " + " | ".join(f"{v:.1e}" for v in off.values()) + " |", flush=True)
 
 
-def graphed(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
-    """A model's forward as one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(5):
-            run(x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
-        run(x)
-    return graph.replay
-
-
 def attention_kernel(run: Callable[[], object]) -> str:
     """What computes Eqs. 6 and 7, by the name of its kernel: settings are easily lost on the way there."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -107,7 +94,7 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
                 return forward(x)
         try:
             run()
-            runs[label] = graphed(forward, x) if graph else run
+            runs[label] = graphed(run) if graph else run
         except Exception as error:
             print(f"{label} is left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
@@ -132,6 +119,7 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
                     torch.compile(theirs, mode="max-autotune-no-cudagraphs"), graph=True)
     for engine in ("cuda-fused", "fp8"):
         add(f"vitkit, {engine}", ENGINES[engine].build(model))
+    runs[LIMIT] = products(c, len(x), x.device, x.dtype)
     return runs
 
 
@@ -140,7 +128,7 @@ def compare(name: str, batch: int, rounds: int, peers: list[str], tuned: list[st
     x = torch.randn(batch, 3, *c.image_hw, device=DEVICE, dtype=torch.bfloat16)
     torch.compiler.reset()
     runs = contenders(c, name, x, peers, tuned)
-    kernels = {label: attention_kernel(run) for label, run in runs.items()}
+    kernels = {label: "" if label == LIMIT else attention_kernel(run) for label, run in runs.items()}
     times: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(rounds):
         for label, run in runs.items():
@@ -194,7 +182,7 @@ def main() -> None:
     if not args.no_check:
         check()
     a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
-    print(f"\nmatrix products alone: {2 * 8192**3 / milliseconds(lambda: a @ a, 10) / 1e9:.0f} TFLOP/s")
+    print(f"\na large matrix product: {2 * 8192**3 / milliseconds(lambda: a @ a, 10) / 1e9:.0f} TFLOP/s")
     if args.weights:
         accuracy(args.weights, args.images)
     for name in args.models:

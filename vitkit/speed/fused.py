@@ -31,6 +31,7 @@ from vitkit.errors import InputError
 from vitkit.model.inputs import fit
 from vitkit.model.vit import ViT
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
+from vitkit.speed.recording import capture, warm_up
 
 SMALL = 4096        # tokens in a batch up to which launching kernels takes longer than running them
 FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
@@ -119,15 +120,9 @@ class Fused:
         key = tuple(x.shape)
         if key not in self.captured:
             still = x.clone()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):           # kernels are chosen and loaded before they are recorded
-                for _ in range(3):
-                    self.run(still, grid)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                result = self.run(still, grid)
+            work = partial(self.run, still, grid)
+            warm_up(work)
+            graph, result = capture(work)
             self.captured[key] = graph, still, result
         graph, still, result = self.captured[key]
         still.copy_(x)
@@ -246,16 +241,12 @@ def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Ten
 def _time(work: Callable[[], object], times: int = 10) -> float:
     """Milliseconds of CUDA work without the time that launching it takes: small kernels finish before the next is
     launched, so they are replayed from a graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def many() -> None:
         for _ in range(times):
             work()
+
+    warm_up(work)
+    graph, _ = capture(many)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     graph.replay()
     start.record()

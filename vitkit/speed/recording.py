@@ -1,15 +1,48 @@
-"""A training step's forward and backward as CUDA graphs, which saves the time between their kernels."""
+"""Work as CUDA graphs, which saves the time between kernels: anything (`capture`), or a training step (Recording)."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+Result = TypeVar("Result")
 Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
+
+
+def warm_up(work: Callable[[], object]) -> None:
+    """Run work on a stream of its own: kernels are chosen and loaded before they are captured.
+
+    Args:
+        work: CUDA work.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def capture(work: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of some work, and the result that every replay writes anew.
+
+    Args:
+        work: CUDA work that has run before.
+        pool: another graph's, whose memory this work reads.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # cuBLAS keeps its working memory for the next who asks. Captured, that memory must be this graph's alone: another
+    # graph's ends with it, and torch.compile's CUDA graphs give it away.
+    torch._C._cuda_clearCublasWorkspaces()
+    with torch.cuda.graph(graph, pool=pool):
+        result = work()
+    torch._C._cuda_clearCublasWorkspaces()
+    return graph, result
 
 
 class Recording:
@@ -37,20 +70,14 @@ class Recording:
         def backward(logits: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(logits, wanted, gradient, allow_unused=True)
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):               # kernels are chosen and loaded before they are recorded
-            for _ in range(3):
-                logits = forward()
-                backward(logits, torch.zeros_like(logits))
-                del logits                          # and with it what belongs to this stream
-        torch.cuda.current_stream().wait_stream(side)
-        self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.ahead):
+        def both() -> None:
             logits = forward()
+            backward(logits, torch.zeros_like(logits))
+
+        warm_up(both)
+        self.ahead, logits = capture(forward)
         self.gradient = torch.zeros_like(logits)
-        with torch.cuda.graph(self.back, pool=self.ahead.pool()):
-            self.gradients = backward(logits, self.gradient)
+        self.back, self.gradients = capture(lambda: backward(logits, self.gradient), self.ahead.pool())
         self.logits = logits.detach()
         torch.cuda.set_rng_state(random, x.device)
 

@@ -29,9 +29,9 @@ def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, D, eps
     if TO_FP8:
         y = tl.minimum(tl.maximum(y * inverse_scale, -448.0), 448.0)
     if TO_INT8:
-        scale = tl.maximum(tl.max(tl.where(wide, tl.abs(y), 0.0), axis=1, keep_dims=True), 1e-12) / 127.0
-        tl.store(scales + row, scale, mask=row < rows)
-        y = tl.floor(y / scale + 0.5)
+        largest = tl.maximum(tl.max(tl.where(wide, tl.abs(y), 0.0), axis=1, keep_dims=True), 1e-12)
+        tl.store(scales + row, largest / 127.0, mask=row < rows)
+        y = tl.floor(y * (127.0 / largest) + 0.5)
     tl.store(out + row * D + column, y.to(out.dtype.element_ty), mask=inside)
 
 

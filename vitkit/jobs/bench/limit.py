@@ -6,6 +6,7 @@ import torch
 
 from vitkit.jobs.bench.turns import Run
 from vitkit.model.config import ViTConfig
+from vitkit.speed.recording import capture, warm_up
 
 LIMIT = "matrix products alone"
 
@@ -48,11 +49,8 @@ def graphed(run: Run) -> Run:
     Args:
         run: always on the same tensors.
     """
-    run()                                           # libraries are set up outside of the graph
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    warm_up(run)
+    graph, _ = capture(run)
 
     def replay(_kept: Run = run) -> None:           # a graph does not keep the tensors that it was given
         graph.replay()
