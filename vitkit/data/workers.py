@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -69,6 +71,14 @@ def _same(result: Any) -> Any:
 
 def _quiet(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C is for the main process, which ends its workers
-    parent = multiprocessing.parent_process()
-    if parent is not None and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:
-        os._exit(1)     # killed while this worker started: DataLoader looks for its parent only from now on
+    parent, forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"
+    expected = parent.pid if parent is not None and parent.pid is not None and forked else os.getppid()
+    threading.Thread(target=_end_with, args=(expected,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent was killed. DataLoader's own worker sees that too, but while it starts it
+    does not look, and when it ends it waits for somebody to take the results that it still has."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
