@@ -12,10 +12,11 @@ from torch import nn
 import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
+from vitkit.speed.differentiable import MLP, bound, small_product
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
-from vitkit.speed.kernels import FP8, add_norm, linear_int8, to_fp8, to_int8
+from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_fp8, to_int8
 from vitkit.speed.training import fused_forward, refuse_fp8, training_forward
 
 KINDS = {
@@ -101,6 +102,27 @@ def test_fp8_training_is_close_with_gradients() -> None:
     (plain, straight), (small, through) = found
     assert 1e-4 < ((small - plain).norm() / plain.norm()).item() < 0.1
     assert nn.functional.cosine_similarity(straight, through, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 300.0])
+def test_bounds_of_fp8_hold(size) -> None:
+    x, W, b = torch.randn(7, 48) * size, torch.randn(96, 48), torch.randn(96)
+    x[3] = W.sign()[W.abs().sum(1).argmax()] * size         # the worst row that there can be
+    small, lengths = rows_to_fp8(x), torch.empty(96)
+    for bias, larger in ((b, 1.0), (None, 1.13)):           # GELU(y), and a gradient times GELU' <= 1.13
+        y = small_product(small, W, bias, lengths)
+        scales = bound(small[1], lengths, bias)
+        assert (scales > 0).all()
+        assert (larger * y.abs().amax(1) <= FP8_MAX * scales * (1 + 1e-6)).all()
+
+
+def test_fp8_training_of_zeros_is_finite() -> None:
+    u, W1, W2 = (torch.zeros(shape, requires_grad=True) for shape in ((32, 16), (64, 16), (16, 64)))
+    b1 = torch.zeros(64, requires_grad=True)
+    y = MLP.apply(u, W1, b1, W2, False, *rows_to_fp8(u.detach()))
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in (u, W1, b1, W2))
 
 
 @pytest.mark.parametrize(("changes", "device", "why"), [
