@@ -1,4 +1,4 @@
-"""What a user meets: mistakes in one sentence before any work, the dry run, runs and diff, the sweep, the demo."""
+"""What a user of `train` meets: mistakes in one sentence before any work, the parts of the data, the dry run."""
 
 from __future__ import annotations
 
@@ -17,32 +17,15 @@ import torch
 from PIL import Image
 
 from tests.training.test_loop import stop_at
-from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny
+from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny, vitkit
 from vitkit import ViT, save
-from vitkit.cli import main
 from vitkit.data.sources import open_source
-from vitkit.errors import ConfigError, DataError, OutputError, UnknownName
+from vitkit.errors import ConfigError, DataError, OutputError
 from vitkit.jobs.dry import dry_run
-from vitkit.jobs.runs import diff, list_runs
 from vitkit.jobs.splits import train_and_val
-from vitkit.jobs.sweep import sweep
 from vitkit.jobs.train import prepare
-from vitkit.training.recipes import RECIPES
 from vitkit.training.run import RunFolder
 from vitkit.training.schedule import lr_at
-
-
-def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """The command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(sys, "argv", ["vitkit", *args])
-    monkeypatch.setenv("COLUMNS", "200")
-    code = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def photos(folder: Path, **classes: int) -> Path:
@@ -238,111 +221,6 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert code == 0
     assert "64 micro-batches x 64" in out
     assert not (tmp_path / "r").exists()
-
-
-def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, changes in (("a", {}), ("b", {}), ("deep/c", {"lr": 5e-3})):
-        run(tmp_path / name, tiny(ema=0.9, **changes))
-    rows = {row.path.name: row for row in list_runs(tmp_path)}
-    assert list(rows) == ["a", "b", "c"]
-    assert (rows["a"].step, rows["a"].total, rows["a"].recipe) == (12, 12, "custom")
-    tops = [r["top1"] for r in RunFolder.open(tmp_path / "a").metrics() if r["event"] == "val"]
-    assert rows["a"].best == max(tops)
-    same = diff(tmp_path / "a", tmp_path / "b")
-    assert same.same
-    assert (same.settings, same.metrics) == ({}, None)
-    assert same.weights == {"best": 0.0, "last": 0.0, "ema": 0.0}
-    other = diff(tmp_path / "a", tmp_path / "deep" / "c")
-    assert not other.same
-    assert other.settings == {"recipe.lr": (1e-3, 5e-3)}
-    assert other.metrics is not None
-    assert other.weights["last"] > 1e-4
-
-    code, out, _ = vitkit(monkeypatch, capsys, "runs", str(tmp_path))
-    assert code == 0
-    assert "12/12" in out
-    assert len(json.loads(vitkit(monkeypatch, capsys, "runs", str(tmp_path), "--json")[1])) == 3
-    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"))
-    assert code == 0
-    assert "equal to the bit" in out
-    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"))
-    assert code == 1
-    assert "recipe.lr" in out
-    code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"), "--json")
-    assert json.loads(out)["same"] is False
-    code, _, err = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "x"))
-    assert code == 2
-    assert "Expected a run folder" in err
-    code, _, err = vitkit(monkeypatch, capsys, "runs", str(tmp_path / "x"))
-    assert code == 2
-
-
-def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:
-    run(tmp_path / "a", tiny(steps=1, warmup=0))
-    code = ("import sys; from vitkit.jobs.runs import list_runs; "
-            f"print(len(list_runs({str(tmp_path)!r})), 'torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == \
-        ["1", "False"]
-
-
-def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(RECIPES, "digits", tiny(steps=30, warmup=0, lr_choices=(1e-6, 5e-3)))
-    code, out, err = vitkit(monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", str(tmp_path / "s"),
-                            "--workers", "0")
-    assert code == 0, err
-    found = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    assert found["lr"] == 5e-3
-    assert found["lrs"]["0.005"] > found["lrs"]["1e-06"]
-    final = RunFolder.open(tmp_path / "s" / "final")
-    assert final.info["recipe"]["lr"] == 5e-3
-    assert final.info["data"]["train"] == 1797                     # everything
-    assert final.info["data"]["val"] == 0
-    assert "best: 0.005" in out
-    with pytest.raises(OutputError, match="there already"):
-        sweep("digits", tmp_path / "s", recipe="digits")
-    again = sweep("digits", tmp_path / "s", recipe="digits", resume=True, say=lambda text: None)
-    assert again["lrs"] == found["lrs"]
-    with pytest.raises(ConfigError, match="held-out part"):
-        sweep("digits", tmp_path / "t", recipe="digits", changes={"val": 0.0})
-    with pytest.raises(ConfigError, match="--lrs"):
-        sweep("digits", tmp_path / "t", recipe="fashion")
-    with pytest.raises(ConfigError, match="--lrs instead"):
-        sweep("digits", tmp_path / "t", recipe="digits", changes={"lr": 1.0})
-    with pytest.raises(UnknownName):
-        sweep("digits", tmp_path / "t", recipe="nothing")
-    assert vitkit(monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", "x", "--lrs", "a,b")[0] == 2
-
-
-def test_recipes_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = vitkit(monkeypatch, capsys, "recipes")
-    assert code == 0
-    for name, recipe in RECIPES.items():
-        row = next(line for line in out.splitlines() if line.split()[:1] == [name])
-        assert recipe.source.split()[0] in row
-    assert json.loads(vitkit(monkeypatch, capsys, "recipes", "--json")[1])["digits"]["lr"] == RECIPES["digits"].lr
-    assert "batch_size" in vitkit(monkeypatch, capsys, "recipes", "finetune-pets")[1]
-    assert vitkit(monkeypatch, capsys, "recipes", "nothing")[0] == 2
-
-
-def test_demo_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = vitkit(monkeypatch, capsys, "demo", "--epochs", "1")
-    assert code == 0, err
-    assert "of 179 digits that it had never seen" in out
-    found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
-    assert found["images"] == 179
-    assert (tmp_path / "runs" / "demo" / "last.safetensors").is_file()
-    assert list((tmp_path / "runs" / "demo" / "tb").iterdir())
-    assert vitkit(monkeypatch, capsys, "demo", "--epochs", "0.1")[0] == 0          # beside the first
-    assert (tmp_path / "runs" / "demo-2" / "run.json").is_file()
-
-
-@pytest.mark.slow
-def test_demo_reaches_97_percent(tmp_path: Path) -> None:
-    from vitkit.jobs.demo import demo
-
-    found = demo(tmp_path / "r")
-    assert found["accuracy"] > 0.97
 
 
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:

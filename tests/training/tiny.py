@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vitkit.data.augment import Augment
 from vitkit.model.config import ViTConfig
 from vitkit.training.recipe import Recipe
@@ -87,3 +89,18 @@ def bytes_of(folder: Path) -> dict[str, Any]:
             found[f"{file.name} metadata"] = metadata
     found["metrics"] = timeless(RunFolder.open(folder))
     return found
+
+
+def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """The command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", ["vitkit", *args])
+    monkeypatch.setenv("COLUMNS", "200")
+    from vitkit.cli import main
+
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err

@@ -9,36 +9,28 @@ and mixed by the process that iterates, on the device it names.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.data import mix as mixing
-from vitkit.data.augment import Augment, augment, augment_many, takes_many
+from vitkit.data.augment import Augment
 from vitkit.data.base import Source
-from vitkit.data.decode import decode
 from vitkit.data.mix import Mix
-from vitkit.data.order import Array, Order, rngs, share, within
-from vitkit.data.preprocess import normalize, pixels, planes
+from vitkit.data.order import Order, share, within
+from vitkit.data.preprocess import normalize
+from vitkit.data.rows import Bad, Row, Rows
 from vitkit.data.workers import default_workers, spread
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
 
 BadImages = Literal["fail", "skip"]
-Row = tuple[int, int]                        # epoch, index in the source
-Bad = tuple[int, str]                        # position in a piece, the error's sentence
 Device = torch.device | str | None
-
-PIECE = 32             # images that a worker makes at a time: few, so that the last ones keep every worker busy
-TINY_PIECE = 128       # the same for tiny images in memory: handing over a piece costs the same however small it is
-TINY = 4096            # bytes of such an image, at most
 
 
 @dataclass(frozen=True)
@@ -96,43 +88,6 @@ class _Step(_Task):
 Planned = TypeVar("Planned", bound=_Task)
 
 
-class _Work:
-    """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out)."""
-
-    def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
-        self.source, self.spec, self.how, self.seed = source, spec, how, seed
-        self.ready = source.ready_for == replace(spec, class_names=())
-        self.shape = (len(spec.mean), *spec.size)
-        self.tiny = source.in_memory and math.prod(self.shape) <= TINY
-
-    def one(self, index: int, rng: np.random.Generator | None) -> Tensor:
-        name, raw = self.source.names[index], self.source.raw(index)
-        if self.how is not None and rng is not None:
-            return augment(raw, self.spec, self.how, rng, name)
-        if self.ready and isinstance(raw, np.ndarray):
-            return planes(raw)
-        return pixels(decode(raw, name), self.spec, name)
-
-    def __call__(self, rows: list[Row]) -> tuple[Tensor | Array, list[Bad]]:
-        out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
-        bad: list[Bad] = []
-        good = 0
-        if self.how is not None and self.tiny:
-            with contextlib.suppress(BadImage):         # one is bad: which one, the loop below finds out
-                raws = [self.source.raw(index) for _, index in rows]
-                if takes_many(self.how, self.spec, raws):
-                    return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
-        generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
-        for position, ((_, index), rng) in enumerate(zip(rows, generators)):
-            try:
-                out[good].copy_(self.one(index, rng))
-                good += 1
-            except BadImage as error:
-                bad.append((position, str(error)))
-        # A tensor comes through shared memory of its own; an array through a pipe, which is sooner set up.
-        return out[:good].numpy() if self.tiny else out[:good], bad
-
-
 class _Loader:
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int, batch_size: int,
                  rank: int, ranks: int, workers: int | None, prefetch: int, device: Device,
@@ -152,11 +107,11 @@ class _Loader:
         self.workers = default_workers(source, ranks, spare) if workers is None else workers
         self.bad_images, self.on_bad = bad_images, on_bad
         self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
-        self._work = _Work(source, spec, how, seed)
+        self._work = Rows(source, spec, how, seed)
 
     def _pieces(self, tasks: Iterable[Planned], size: int) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
         """The tasks with their results; each task is cut into pieces, and its bad rows are counted together."""
-        piece = TINY_PIECE if self._work.tiny else PIECE
+        piece = self._work.piece
         given, awaited = itertools.tee(tasks)      # workers run ahead; what they were given is kept until it is awaited
         cuts = (task.rows[i:i + piece] for task in given for i in range(0, len(task.rows), piece))
         ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))

@@ -1,0 +1,79 @@
+"""What a worker does: rows (epoch, index) -> 8-bit pixels, a function of them and the seed alone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.augment import Augment, augment, augment_many, takes_many
+from vitkit.data.base import Source
+from vitkit.data.decode import decode
+from vitkit.data.order import Array, rngs
+from vitkit.data.preprocess import pixels, planes
+from vitkit.errors import BadImage
+from vitkit.model.config import InputSpec
+
+Row = tuple[int, int]                        # epoch, index in the source
+Bad = tuple[int, str]                        # position in a piece, the error's sentence
+
+PIECE = 32             # images that a worker makes at a time: few, so that the last ones keep every worker busy
+TINY_PIECE = 128       # the same for tiny images in memory: handing over a piece costs the same however small it is
+TINY = 4096            # bytes of such an image, at most
+
+
+class Rows:
+    """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out).
+
+    Args:
+        source: where images come from.
+        spec: what the model expects.
+        how: how they are varied; None for not at all.
+        seed: of every random number.
+    """
+
+    def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
+        self.source, self.spec, self.how, self.seed = source, spec, how, seed
+        self.ready = source.ready_for == replace(spec, class_names=())
+        self.shape = (len(spec.mean), *spec.size)
+        self.tiny = source.in_memory and math.prod(self.shape) <= TINY
+        self.piece = TINY_PIECE if self.tiny else PIECE
+
+    def one(self, index: int, rng: np.random.Generator | None) -> Tensor:
+        """One image: [C, H, W] uint8.
+
+        Args:
+            index: in the source.
+            rng: its random numbers, where it is varied.
+        """
+        name, raw = self.source.names[index], self.source.raw(index)
+        if self.how is not None and rng is not None:
+            return augment(raw, self.spec, self.how, rng, name)
+        if self.ready and isinstance(raw, np.ndarray):
+            return planes(raw)
+        return pixels(decode(raw, name), self.spec, name)
+
+    def __call__(self, rows: list[Row]) -> tuple[Tensor | Array, list[Bad]]:
+        """Many images, and those that could not be read."""
+        out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
+        bad: list[Bad] = []
+        good = 0
+        if self.how is not None and self.tiny:
+            with contextlib.suppress(BadImage):         # one is bad: which one, the loop below finds out
+                raws = [self.source.raw(index) for _, index in rows]
+                if takes_many(self.how, self.spec, raws):
+                    return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
+        generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
+        for position, ((_, index), rng) in enumerate(zip(rows, generators)):
+            try:
+                out[good].copy_(self.one(index, rng))
+                good += 1
+            except BadImage as error:
+                bad.append((position, str(error)))
+        # A tensor comes through shared memory of its own; an array through a pipe, which is sooner set up.
+        return out[:good].numpy() if self.tiny else out[:good], bad
