@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training import MODELS, cudnn_attention
+from benchmarks.training import cudnn_attention
 from vitkit.jobs.bench.limit import LIMIT, graphed, products
+from vitkit.jobs.peers import PEERS
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.create import create
 from vitkit.model.vit import ViT
@@ -82,8 +83,7 @@ def attention_kernel(run: Callable[[], object]) -> str:
     return ", ".join(found) or "products and softmax"
 
 
-def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
-               tuned: list[str]) -> dict[str, Callable[[], object]]:
+def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str]) -> dict[str, Callable[[], object]]:
     model = randomised(create(name))
     assert isinstance(model, ViT)
     runs: dict[str, Callable[[], object]] = {}
@@ -101,7 +101,7 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
     single = len(x) == 1
     for peer in peers:
         try:
-            theirs = randomised(MODELS[peer](c)).bfloat16()
+            theirs = randomised(PEERS[peer](c)).bfloat16()
         except Exception as error:
             print(f"{peer} is left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             continue
@@ -114,20 +114,17 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str],
             if not single:
                 add(f"{peer}, compiled, cuDNN attention", forward)
             add(f"{peer}, compiled, cuDNN attention, CUDA graph", forward, graph=True)
-            if peer in tuned:
-                add(f"{peer}, max-autotune, cuDNN attention, CUDA graph",
-                    torch.compile(theirs, mode="max-autotune-no-cudagraphs"), graph=True)
     for engine in ("cuda-fused", "fp8"):
         add(f"vitkit, {engine}", ENGINES[engine].build(model))
     runs[LIMIT] = products(c, len(x), x.device, x.dtype)
     return runs
 
 
-def compare(name: str, batch: int, rounds: int, peers: list[str], tuned: list[str]) -> None:
+def compare(name: str, batch: int, rounds: int, peers: list[str]) -> None:
     c = variant(name)
     x = torch.randn(batch, 3, *c.image_hw, device=DEVICE, dtype=torch.bfloat16)
     torch.compiler.reset()
-    runs = contenders(c, name, x, peers, tuned)
+    runs = contenders(c, name, x, peers)
     kernels = {label: "" if label == LIMIT else attention_kernel(run) for label, run in runs.items()}
     times: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(rounds):
@@ -170,8 +167,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["vit-b/16", "vit-l/16"])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", nargs="*", default=["timm", "transformers", "torchvision", "vit-pytorch"])
-    parser.add_argument("--tuned", nargs="*", default=[], help="peers that are compiled with max-autotune too")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS))
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--weights")
@@ -186,9 +182,9 @@ def main() -> None:
     if args.weights:
         accuracy(args.weights, args.images)
     for name in args.models:
-        compare(name, args.batch, args.rounds, args.peers, args.tuned)
+        compare(name, args.batch, args.rounds, args.peers)
     if not args.no_latency:
-        compare(args.models[0], 1, args.rounds, args.peers, args.tuned)
+        compare(args.models[0], 1, args.rounds, args.peers)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
 
 

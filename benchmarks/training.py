@@ -43,7 +43,7 @@ def ours_fp8(c: ViTConfig) -> nn.Module:
     return Lean(ViT(c), graph=True, eight=True)
 
 
-MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, "vitkit, fp8": ours_fp8, **PEERS}
+MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, "vitkit-fp8": ours_fp8, **PEERS}
 BEST = ", cuDNN attention, CUDA graphs"
 
 
@@ -92,8 +92,8 @@ def compare(args: argparse.Namespace) -> None:
             print(f"{label} is left out: {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True)
 
     cuda = args.device.startswith("cuda")
-    for name in args.only.split(";") if args.only else MODELS:
-        if name == "vitkit, fp8" and not (cuda and args.precision == "bf16"):
+    for name in args.only.split(",") if args.only else MODELS:
+        if name == "vitkit-fp8" and not (cuda and args.precision == "bf16"):
             continue
         add(name, lambda name=name: step(MODELS[name](c), x, y, args.precision, args.compile))
         if args.best and name in PEERS:
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--only", help="contenders, with semicolons between them")
+    parser.add_argument("--only", help="contenders, with commas between them")
     parser.add_argument("--best", action="store_true", help="peers with cuDNN's attention and CUDA graphs too")
     parser.add_argument("--check", action="store_true", help="hold our gradients to the plain model's first")
     parser.add_argument("--memory", action="store_true")

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitkit.errors import ConfigError, MissingDependency, VitkitError, pick
+from vitkit.instructions import check_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,7 @@ class Engine:
             self.device = torch.device(kind)
         if precision == "fp16" and self.device.type == "cpu":
             raise ConfigError("fp16 is for accelerators; on the CPU use --precision bf16 or fp32.")
+        check_type(self.device.type, PRECISIONS[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
 
     @property

@@ -115,8 +115,9 @@ def test_eval_by_an_engine_says_how_far_it_is_from_the_plain_model(place) -> Non
 
 
 def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> None:
+    from vitkit.jobs.bench import Options, bench
     from vitkit.jobs.train import prepare
-    from vitkit.speed import library
+    from vitkit.serve.service import load_service
 
     class Asked(Exception):
         pass
@@ -124,8 +125,7 @@ def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> N
     def ask() -> None:
         raise Asked
 
-    monkeypatch.setattr(library, "check_instructions", ask)
-    monkeypatch.setattr("vitkit.jobs.train.check_instructions", ask)
+    monkeypatch.setattr("vitkit.instructions.check_instructions", ask)
     weights = place / "tiny.safetensors"
     for command in (["eval", place / "run", place / "photos"],
                     ["embed", place / "photos", "--from", weights, "--out", place / "e.npz"]):
@@ -133,6 +133,10 @@ def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> N
         assert isinstance(CliRunner().invoke(app, words).exception, Asked), command
     with pytest.raises(Asked):
         prepare("digits", place / "new", recipe="digits", settings={"device": "cpu", "precision": "bf16"})
+    with pytest.raises(Asked):
+        load_service(weights, device="cpu", dtype="bfloat16")
+    with pytest.raises(Asked):
+        bench(["inference"], Options(model="vit-ti/16", dtype="bfloat16"))
 
 
 def test_a_second_probe_computes_nothing(place) -> None:

@@ -5,7 +5,9 @@ import torch
 
 from tests.serve.conftest import tiny
 from vitkit.errors import UnknownName, pick
-from vitkit.speed import ENGINES
+from vitkit.jobs.evaluate import ByEngine
+from vitkit.serve.service import Service
+from vitkit.speed import ENGINES, chosen
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")      # inductor's own imports
 
@@ -30,6 +32,17 @@ def test_compile_builds_no_graph_for_another_batch_size() -> None:
         with torch.compiler.set_stance("fail_on_recompile"):
             for size in (3, 8, 16):
                 forward(torch.randn(size, 3, 32, 32))
+
+
+@pytest.mark.filterwarnings("ignore:.*needs a CUDA device")
+def test_what_runs_has_its_own_name() -> None:
+    model = tiny()
+    assert [chosen(name, model) for name in (None, "torch", "cuda-fused", "fp8")] == \
+        ["cpu-fused", "torch", "cpu-fused", "cpu-fused"]
+    assert chosen(None, tiny().bfloat16()) == "torch"
+    assert Service(model, engine="fp8").engine == ByEngine(model, "cuda-fused").name == "cpu-fused"
+    with pytest.raises(UnknownName):
+        chosen("warp", model)
 
 
 def test_an_unknown_engine_is_told_with_the_others() -> None:

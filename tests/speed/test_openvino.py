@@ -11,9 +11,8 @@ import torch
 
 from tests.speed.exports import write
 from tests.speed.test_fused import relative
-from vitkit import ViT
+from vitkit import ViT, instructions
 from vitkit.errors import DataError, InputError, UnreadableFile
-from vitkit.speed import library
 from vitkit.speed.exported import EXPORTS, export, open_exported
 from vitkit.speed.graph import Graph
 
@@ -77,11 +76,11 @@ def test_what_is_no_openvino_file(tmp_path: Path, written) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(-4, "AVX512_CORE_FP16"), (0, None)])
 def test_instructions_that_cannot_run_are_left_out(monkeypatch: pytest.MonkeyPatch, code: int, expected) -> None:
-    monkeypatch.delenv(library.ISA, raising=False)
-    monkeypatch.setattr(library, "has_amx", lambda: True)
+    monkeypatch.delenv(instructions.ISA, raising=False)
+    monkeypatch.setattr(instructions, "has_amx", lambda: True)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, code))
-    library.check_instructions.__wrapped__()
-    assert os.environ.get(library.ISA) == expected
-    monkeypatch.setenv(library.ISA, "AVX2")
-    library.check_instructions.__wrapped__()
-    assert os.environ[library.ISA] == "AVX2"            # the user's own choice stays
+    instructions.check_instructions.__wrapped__()
+    assert os.environ.get(instructions.ISA) == expected
+    monkeypatch.setenv(instructions.ISA, "AVX2")
+    instructions.check_instructions.__wrapped__()
+    assert os.environ[instructions.ISA] == "AVX2"            # the user's own choice stays

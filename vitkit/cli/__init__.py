@@ -6,7 +6,9 @@ What does not belong here: any work. A command parses, calls a room or a job, an
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -63,6 +65,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "serve": serve.serve,
 }
 
+_format = warnings.formatwarning
+
 app = typer.Typer(
     help="The Vision Transformer as real software: train, probe, evaluate, look inside, convert, serve.",
     no_args_is_help=True,
@@ -75,6 +79,7 @@ for _name, _command in COMMANDS.items():
 
 def main() -> None:
     """Run the command line. A mistake of the user's is one sentence on stderr and exit code 2."""
+    warnings.formatwarning = _sentence
     try:
         app()
     except VitkitError as error:
@@ -86,3 +91,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()     # the reader of our output has gone; nothing is left to say
         sys.exit(141)
+
+
+def _sentence(message: Warning | str, category: type[Warning], filename: str, lineno: int,
+              line: str | None = None) -> str:
+    """A warning of ours without the line of code that gave it; others' as ever."""
+    ours = Path(filename).is_relative_to(Path(__file__).parent.parent)
+    return f"vitkit: {message}\n" if ours else _format(message, category, filename, lineno, line)

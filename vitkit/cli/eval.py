@@ -58,7 +58,7 @@ def evaluate(
         found = job.evaluate(model, source, weights=weights, data=data, part=part, same_order=in_order, progress=tick,
                              worst=max(worst, 20), **how)
         beside = fast.against_plain(found, source, progress=tick, **how) if fast is not None else None
-    more = {"engine": engine, "against_plain": beside.to_dict()} if beside is not None else {}
+    more = {"engine": fast.name, "against_plain": beside.to_dict()} if fast is not None and beside is not None else {}
     folder = out or (run.path if run else None)
     if place.main:
         written = job.write(folder, found, more) if folder else []

@@ -52,7 +52,6 @@ def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: 
     from vitkit.errors import ConfigError
     from vitkit.speed.exported import is_exported
 
-    _prepare(engine)
     if is_exported(weights):
         raise ConfigError(f"{weights} is an exported file, which only predicts (predict, eval, serve); give the "
                           f"weights that it was made of.")
@@ -60,14 +59,6 @@ def load(weights: str, engine: Engine, mean: str | None, std: str | None, size: 
                              "image_size": image_size(size)}
     model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
     return model.to(engine.device)
-
-
-def _prepare(engine: Engine) -> None:
-    """See to it that the CPU can run what the precision asks of it."""
-    from vitkit.speed.library import check_instructions
-
-    if (engine.device.type, engine.precision) == ("cpu", "bf16"):
-        check_instructions()
 
 
 def predictor(weights: str, engine: Engine, mean: str | None, std: str | None, size: str | None) -> Predictor:
@@ -84,7 +75,6 @@ def predictor(weights: str, engine: Engine, mean: str | None, std: str | None, s
     from vitkit.cli.inspect import numbers
     from vitkit.jobs.predictor import open_predictor
 
-    _prepare(engine)
     return open_predictor(weights, engine.device, image_size=image_size(size), mean=numbers(mean, "--mean"),
                           std=numbers(std, "--std"))
 

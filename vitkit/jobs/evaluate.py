@@ -18,7 +18,7 @@ from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits, parse
 from vitkit.engine import Engine
-from vitkit.errors import DataError, UnreadableFile, pick
+from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.logits import Outputs, Progress, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
@@ -26,7 +26,7 @@ from vitkit.evaluation.names import class_names, outputs_of
 from vitkit.model.predictor import Predictor
 from vitkit.model.vit import ViT
 from vitkit.speed.accuracy import Accuracy, compare
-from vitkit.speed.engines import ENGINES
+from vitkit.speed.engines import ENGINES, chosen
 from vitkit.training.run import RunFolder
 
 
@@ -155,14 +155,13 @@ class ByEngine:
 
     Args:
         model: on its device.
-        name: a row of ENGINES.
+        name: a row of ENGINES; `self.name` is the one that runs.
     """
 
     def __init__(self, model: ViT, name: str) -> None:
-        row = pick(ENGINES, name, "engine")
-        self.model, self.name, self.tolerance = model.eval(), name, row.tolerance
+        self.model, self.name = model.eval(), chosen(name, model)
         self.config, self.input_spec = model.config, model.input_spec
-        self.forward = row.build(model)
+        self.forward, self.tolerance = ENGINES[self.name].build(model), ENGINES[self.name].tolerance
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, K]."""

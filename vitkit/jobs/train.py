@@ -18,7 +18,6 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
-from vitkit.speed.library import check_instructions
 from vitkit.speed.training import Lean, refuse_fp8
 from vitkit.training.build import new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
@@ -26,7 +25,7 @@ from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run import RunFolder
-from vitkit.training.settings import Settings, Shares
+from vitkit.training.settings import PRECISIONS, Settings, Shares
 
 FEW_IMAGES = 10_000       # below which training from scratch is warned of
 # What must be the same when a run goes on. Processes, micro-batches, workers and devices may change.
@@ -106,9 +105,7 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
     how = how.change(**(changes or {}))
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     chosen = Settings(**{**stored.get("settings", {}), **given})
-    engine = Engine(chosen.device, "bf16" if chosen.precision == "fp8" else chosen.precision)
-    if (engine.device.type, engine.precision) == ("cpu", "bf16"):
-        check_instructions()
+    engine = Engine(chosen.device, PRECISIONS[chosen.precision])
     if accumulate is not None:
         chosen = _accumulated(chosen, how, engine, accumulate)
     Shares.of(how, chosen, engine)
@@ -170,15 +167,19 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         watch: is told what happens, in the main process.
     """
     engine = ready.engine
-    if engine.device.type == "cuda":
-        torch.set_num_threads(1)        # the cores are the workers': threads that wait for small work take them away
     engine.wait()           # until all have looked at the place: the next line fills it
     run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
     alone = engine.ranks == 1 and ready.shares.count == 1       # a graph's gradients can be neither shared nor added up
     loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch,
                 faster=partial(Lean, graph=alone, eight=ready.settings.precision == "fp8"))
-    at = loop.resume()
-    outcome = loop()
+    threads = torch.get_num_threads()
+    if engine.device.type == "cuda":
+        torch.set_num_threads(1)        # the cores are the workers': threads that wait for small work take them away
+    try:
+        at = loop.resume()
+        outcome = loop()
+    finally:
+        torch.set_num_threads(threads)
     if outcome.step == at and engine.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is finished: all {loop.total:,} steps are done."})
     return run, outcome

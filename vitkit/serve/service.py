@@ -22,6 +22,7 @@ from vitkit.data.preprocess import normalize
 from vitkit.errors import Busy, ConfigError, InputError, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction, softmax
+from vitkit.instructions import check_type
 from vitkit.model.config import VARIANTS
 from vitkit.model.count import parameters
 from vitkit.model.predictor import device_of
@@ -30,7 +31,7 @@ from vitkit.serve.batching import Batcher
 from vitkit.serve.metrics import Metrics
 from vitkit.serve.settings import Settings
 from vitkit.serve.uploads import Upload, to_pixels
-from vitkit.speed import ENGINES, usual
+from vitkit.speed import ENGINES, chosen
 from vitkit.speed.exported import Exported, is_exported, open_exported
 
 log = logging.getLogger("vitkit")
@@ -56,13 +57,14 @@ class Service:
     def __init__(self, model: ViT | Exported, settings: Settings | None = None, *, engine: str | None = None,
                  source: str = "", sha256: str | None = None, batcher: type[Batcher[Any, Any]] = Batcher) -> None:
         self.model: Any = model.eval() if isinstance(model, ViT) else model
-        chosen = engine or usual(model) if isinstance(model, ViT) else model.card.form
-        self.settings, self.engine = settings or Settings(), chosen
+        self.settings = settings or Settings()
+        self.engine = chosen(engine, model) if isinstance(model, ViT) else model.card.form
         self.source, self.sha256 = source, sha256
         self.spec, self.device = model.input_spec, device_of(model)
         self.dtype = model.patch_embedding.projection.weight.dtype if isinstance(model, ViT) else torch.float32
         self.names = class_names(self.spec, model.config.num_classes)
-        self.forward = pick(ENGINES, chosen, "engine").build(model) if isinstance(model, ViT) else model
+        check_type(self.device.type, self.dtype)
+        self.forward = ENGINES[self.engine].build(model) if isinstance(model, ViT) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()          # two batches at once would only fight for the same cores

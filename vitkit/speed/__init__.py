@@ -5,6 +5,6 @@ What does not belong here: how a model computes (model), and anything that chang
 
 from __future__ import annotations
 
-from vitkit.speed.engines import ENGINES, Engine, Forward, usual
+from vitkit.speed.engines import ENGINES, Engine, Forward, chosen, usual
 
-__all__ = ["ENGINES", "Engine", "Forward", "usual"]
+__all__ = ["ENGINES", "Engine", "Forward", "chosen", "usual"]

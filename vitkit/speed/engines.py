@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitkit.errors import pick
 from vitkit.model.vit import ViT
 
 Forward = Callable[[Tensor], Tensor]        # pixels [B, C, H, W], on the model's device -> logits [B, K]
@@ -22,11 +23,13 @@ class Engine:
         build: makes the function that runs it; any batch size, the model's own image size.
         tolerance: largest difference of a logit from the plain model's, relative to the largest logit.
         words: what it is, for lists and help.
+        cuda: whether it needs a CUDA device; without one cpu-fused takes its place.
     """
 
     build: Callable[[ViT], Forward]
     tolerance: float
     words: str
+    cuda: bool = False
 
 
 def plain(model: ViT) -> Forward:
@@ -54,14 +57,7 @@ def fused(model: ViT) -> Forward:
 
 def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forward]:
     """An engine that needs a CUDA device; without one the fused engine in full precision takes its place."""
-
-    def build_or_fall_back(model: ViT) -> Forward:
-        if next(model.parameters()).is_cuda:
-            return build(model)
-        warnings.warn(f"{name} needs a CUDA device; the engine cpu-fused runs instead.", stacklevel=2)
-        return fused(model)
-
-    return build_or_fall_back
+    return lambda model: (build if chosen(name, model) == name else fused)(model)
 
 
 def fused_fp8(model: ViT) -> Forward:
@@ -87,8 +83,9 @@ ENGINES: dict[str, Engine] = {
     "torch": Engine(plain, 0.0, "plain PyTorch: starts at once"),
     "compile": Engine(compiled, 5e-6, "torch.compile: compiles for a minute when it starts, then runs faster"),
     "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, the last block for the class token alone; fp32"),
-    "cuda-fused": Engine(on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs"),
-    "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit floating-point matrix products; CUDA only"),
+    "cuda-fused": Engine(on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs",
+                         cuda=True),
+    "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit matrix products; CUDA only", cuda=True),
     "onnx": Engine(exported("onnx"), 1e-5, "ONNX Runtime, fp32 on the CPU"),
     "openvino": Engine(exported("openvino"), 1e-5, "OpenVINO, fp32 on the CPU"),
     "openvino-int8": Engine(exported("openvino-int8"), 0.2, "OpenVINO, int8 on the CPU; export it with your images "
@@ -104,3 +101,17 @@ def usual(model: ViT) -> str:
     """
     weight = next(model.parameters())
     return "cpu-fused" if weight.device.type == "cpu" and weight.dtype == torch.float32 else "torch"
+
+
+def chosen(name: str | None, model: ViT) -> str:
+    """The row that runs: the one asked for, or the usual one. Where another takes its place, that is said.
+
+    Args:
+        name: a row of ENGINES, or None.
+        model: on its device, in its type.
+    """
+    name = name or usual(model)
+    if pick(ENGINES, name, "engine").cuda and not next(model.parameters()).is_cuda:
+        warnings.warn(f"{name} needs a CUDA device; the engine cpu-fused runs instead.", stacklevel=3)
+        return "cpu-fused"
+    return name

@@ -65,8 +65,8 @@ class Fused:
     """
 
     def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False) -> None:
-        c, self.share = model.config, share
-        self.config = c
+        c = self.config = model.config
+        self.share = share
         self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight
         self.device, self.graphs = weight.device, graphs and weight.is_cuda

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import DataError, UnreadableFile
+from vitkit.instructions import check_instructions
 from vitkit.speed.graph import Graph
-from vitkit.speed.library import check_instructions, library
+from vitkit.speed.library import library
 from vitkit.speed.onnx import KEY, Array, example
 
 KEPT = 4            # image sizes that stay compiled

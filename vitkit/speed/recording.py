@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from vitkit.speed.differentiable import Context
+
 Result = TypeVar("Result")
-Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
 
 
 def warm_up(work: Callable[[], object]) -> None:

@@ -190,7 +190,7 @@ class Lean(nn.Module):
     def __init__(self, model: ViT, graph: bool = False, eight: bool = False) -> None:
         super().__init__()
         self.model, self.graph, self.eight = model, graph, eight
-        self.recorded: dict[tuple[int, ...], Recording] = {}
+        self.recording: Recording | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
@@ -203,9 +203,10 @@ class Lean(nn.Module):
         """Logits by fused parts, from a graph where there shall be one."""
         if not self.graph or not self.model.training:
             return fused_forward(self.model, x, self.eight)
-        if tuple(x.shape) not in self.recorded:
-            self.recorded = {tuple(x.shape): Recording(Whole(self.model, self.eight).train(), x)}
-        return self.recorded[tuple(x.shape)](x)
+        if self.recording is None or self.recording.x.shape != x.shape:
+            self.recording = None               # its memory is free before the next one takes some
+            self.recording = Recording(Whole(self.model, self.eight).train(), x)
+        return self.recording(x)
 
 
 class Whole(nn.Module):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from vitkit.engine import PRECISIONS, Engine
+from vitkit import engine
+from vitkit.engine import Engine
 from vitkit.errors import ConfigError, pick
 from vitkit.model import checks
 from vitkit.training.recipe import Recipe
 from vitkit.training.track import NAMES
 
 BadImages = Literal["fail", "skip"]
+PRECISIONS = {**{name: name for name in engine.PRECISIONS}, "fp8": "bf16"}      # -> the engine's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Settings:
             checks.whole("workers", self.workers, 0)
         if self.bad_images not in get_args(BadImages):
             checks.one_of("bad_images", self.bad_images, BadImages)
-        pick({**PRECISIONS, "fp8": "bfloat16"}, self.precision, "precision")
+        pick(PRECISIONS, self.precision, "precision")
         for name in self.trackers:
             pick(NAMES, name, "tracker")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vitkit.errors import ConfigError, pick
+from vitkit.instructions import check_type
 from vitkit.jobs.bench import data, inference, loading, training
 from vitkit.jobs.bench.options import Options
 from vitkit.jobs.bench.table import Benchmark, Row, append, check_log
@@ -58,6 +59,8 @@ def bench(what: Sequence[str], options: Options) -> Iterator[Benchmark]:
             takers = [key for key, row in MEASURES.items() if name in row.takes]
             raise ConfigError(f"{name} is for {' and '.join(takers)}; it means nothing to {' and '.join(what)}, so "
                               f"leave it out.")
+
+    check_type(options.place.type, options.type)
 
     def tables() -> Iterator[Benchmark]:
         for row in rows:

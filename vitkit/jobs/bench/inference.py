@@ -16,7 +16,7 @@ from vitkit.jobs.bench.table import Benchmark
 from vitkit.jobs.bench.turns import Contenders, Run
 from vitkit.jobs.peers import PEERS
 from vitkit.model.vit import ViT
-from vitkit.speed.engines import ENGINES
+from vitkit.speed.engines import ENGINES, chosen
 from vitkit.speed.exported import export, open_exported
 
 OURS = {"cpu": ("torch", "cpu-fused", "onnx", "openvino", "openvino-int8"),      # what is measured when nobody says
@@ -55,7 +55,7 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
 
         return run
 
-    for name in ours:
+    for name in dict.fromkeys(chosen(name, model) for name in ours):
         found.add("ours", name, lambda name=name: on_batch(        # type: ignore[misc]
             int8(model, 0) if name == "openvino-int8" else ENGINES[name].build(model)))
     for r in options.merge or ():
