@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +119,36 @@ def test_kernels_equal_their_plain_versions() -> None:
                          capture_output=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.split("\n")[:-1] == list(CASES)
+
+
+def work(kernel: Any, sizes: dict[str, int], eight: bool) -> tuple[int, int]:
+    """Exponentials of a thread and changes of layout in a kernel compiled for an H200; that needs no device."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    fixed = {"TANH": False, "EIGHT": eight, **sizes}
+    types = {"small": "*fp8e4nv" if eight else "*bf16", "scales": "*fp32", "sums": "*fp32", "rows": "i32", "N": "i32"}
+    signature = {name: "constexpr" if name in fixed else types.get(name, "*bf16") for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind != "constexpr"}
+    found = compile(ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned),
+                    target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return found.asm["ptx"].count("ex2.approx"), found.asm["ttgir"].count("convert_layout")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("gelu_forward", {"STEP": 4, "BLOCK": 1024}), ("gelu_backward", {"STEP": 8, "ROWS": 128, "BLOCK": 256})])
+def test_fp8_beside_bf16_costs_a_store_alone(name: str, sizes: dict[str, int], tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of another width makes the compiler compute every GELU again for it, or pass it through shared memory:
+    1.5 ms of a step."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from vitkit.speed import triton_training
+
+    kernel = getattr(triton_training, name)
+    exponentials, layouts = work(kernel, sizes, eight=False)
+    assert exponentials > 0
+    assert work(kernel, sizes, eight=True) == (exponentials, layouts)
 
 
 def main() -> None:
