@@ -17,7 +17,7 @@ from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
 from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_fp8, to_int8
-from vitkit.speed.training import fused_forward, refuse_fp8, training_forward
+from vitkit.speed.training import Lean, fused_forward, refuse_fp8, training_forward
 
 KINDS = {
     "paper": {},
@@ -134,6 +134,30 @@ def test_fp8_training_of_zeros_is_finite() -> None:
 def test_fp8_training_is_refused_where_it_cannot_run(changes, device, why) -> None:
     with pytest.raises(ConfigError, match=f"--precision fp8 needs {why}. Use --precision bf16"):
         refuse_fp8(tiny(**changes).config, torch.device(device))
+
+
+def test_lean_records_anew_only_for_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class OnTheCpu:
+        def __init__(self, module: nn.Module, x: torch.Tensor) -> None:
+            self.module, self.x = module, torch.zeros_like(x)
+            made.append(len(x))
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x)
+
+    monkeypatch.setattr("vitkit.speed.training.Recording", OnTheCpu)
+    monkeypatch.setattr("vitkit.speed.training.fusible", lambda *_: True)
+    model = tiny().train()
+    lean = Lean(model, graph=True)
+    for count in (2, 2, 3, 2):
+        x = pixels(count, 3, 32, 32)
+        assert relative(lean(x), model(x)) < 5e-6
+    assert made == [2, 3, 2]
+    model.eval()
+    lean(pixels(4, 3, 32, 32))
+    assert made == [2, 3, 2]                # only a step of training is worth a recording
 
 
 def test_training_forward_has_dropout_and_depth() -> None:
