@@ -1,6 +1,6 @@
 """Memory of asking for attention: one layer's class-token row against a plain forward, each in a process of its own.
 
-    python -m benchmarks.attention [--model vit-b/16] [--size 1024]
+python -m benchmarks.attention [--model vit-b/16] [--size 1024]
 """
 
 from __future__ import annotations

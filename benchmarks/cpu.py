@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")     # before torch: spinning threads starve each other
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve each other
 
 import vitkit
 from vitkit.evaluation import logits_of
@@ -34,17 +34,23 @@ def accuracy(weights: str, photos: str, calibrate: int) -> None:
     for r in MERGE:
         if r:
             from vitkit.evaluation import match_classes
+
             outputs = match_classes(shown.report.class_names, model.input_spec, model.config.num_classes)
-            row(f"fp32, merge {r}", compare(plain.logits, logits_of(Graph(model, r), shown.report).logits,
-                                            outputs[plain.labels]))
+            row(
+                f"fp32, merge {r}",
+                compare(plain.logits, logits_of(Graph(model, r), shown.report).logits, outputs[plain.labels]),
+            )
         with tempfile.TemporaryDirectory() as folder:
             done = export_file(model, "openvino-int8", Path(folder) / "model.xml", shown, merge=r)
         row(f"int8, merge {r}", done.report)
 
 
 def row(name: str, found) -> None:
-    print(f"| {name} | {found.fast:.4f} (plain {found.plain:.4f}) | {100 * (found.fast - found.plain):+.2f} | "
-          f"{found.agreement:.4f} |", flush=True)
+    print(
+        f"| {name} | {found.fast:.4f} (plain {found.plain:.4f}) | {100 * (found.fast - found.plain):+.2f} | "
+        f"{found.agreement:.4f} |",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -29,8 +29,12 @@ from vitkit.model.vit import ViT
 from vitkit.speed.engines import ENGINES
 
 DEVICE = "cuda"
-KERNELS = {"cuDNN": "cudnn.*(sdpa|flash)", "flash": "flash_fwd|pytorch_flash", "efficient": "fmha_cutlass",
-           "ours": "^attention$"}
+KERNELS = {
+    "cuDNN": "cudnn.*(sdpa|flash)",
+    "flash": "flash_fwd|pytorch_flash",
+    "efficient": "fmha_cutlass",
+    "ours": "^attention$",
+}
 
 
 def randomised(model: nn.Module) -> nn.Module:
@@ -55,9 +59,14 @@ def milliseconds(run: Callable[[], object], times: int) -> float:
 
 def check() -> None:
     print("| model | pixels | batch | plain bf16 | cuda-fused | fp8 |\n|---|---|---|---|---|---|")
-    for name, size, batches in (("vit-ti/16", 224, (1, 3, 64)), ("vit-s/32", (160, 256), (1, 5)),
-                                ("vit-b/16", 224, (1, 33)), ("vit-b/16", 384, (2,)), ("vit-l/16", 224, (3,)),
-                                ("vit-h/14", 224, (1, 40))):
+    for name, size, batches in (
+        ("vit-ti/16", 224, (1, 3, 64)),
+        ("vit-s/32", (160, 256), (1, 5)),
+        ("vit-b/16", 224, (1, 33)),
+        ("vit-b/16", 384, (2,)),
+        ("vit-l/16", 224, (3,)),
+        ("vit-h/14", 224, (1, 40)),
+    ):
         model = randomised(create(name, image_size=size))
         engines = {key: ENGINES[key].build(model) for key in ("cuda-fused", "fp8")}
         for batch in batches:
@@ -92,6 +101,7 @@ def contenders(c: ViTConfig, name: str, x: Tensor, peers: list[str]) -> dict[str
         def run() -> object:
             with torch.no_grad():
                 return forward(x)
+
         try:
             run()
             runs[label] = graphed(run) if graph else run
@@ -131,12 +141,17 @@ def compare(name: str, batch: int, rounds: int, peers: list[str]) -> None:
         for label, run in runs.items():
             times[label].append(milliseconds(run, 10 if batch > 1 else 100))
     base = next((label for label in times if label.startswith("timm, compiled")), next(iter(times)))
-    print(f"\n{name}, batch {batch}, bf16, {c.image_hw[0]} px\n\n| | images/s | against {base} | attention |\n"
-          "|---|---|---|---|")
+    print(
+        f"\n{name}, batch {batch}, bf16, {c.image_hw[0]} px\n\n| | images/s | against {base} | attention |\n"
+        "|---|---|---|---|"
+    )
     for label, values in times.items():
         ratios = sorted(b / v for b, v in zip(times[base], values, strict=True))
-        print(f"| {label} | {batch / statistics.median(values) * 1e3:,.0f} | {statistics.median(ratios):.2f}x "
-              f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {kernels[label]} |", flush=True)
+        print(
+            f"| {label} | {batch / statistics.median(values) * 1e3:,.0f} | {statistics.median(ratios):.2f}x "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {kernels[label]} |",
+            flush=True,
+        )
 
 
 def accuracy(weights: str, images: Path) -> None:
@@ -156,10 +171,13 @@ def accuracy(weights: str, images: Path) -> None:
             found = ENGINES[name].build(model)(x).argmax(1)
             print(f"| {name} | {(found == y).float().mean():.3f} | {(found == plain).float().mean():.3f} |")
         from vitkit.speed.fp8 import Fp8
+
         for full in (0, 2, 4, 6):
             found = Fp8(model, full=full)(x).argmax(1)
-            print(f"| fp8, first {full} blocks in full | {(found == y).float().mean():.3f} "
-                  f"| {(found == plain).float().mean():.3f} |")
+            print(
+                f"| fp8, first {full} blocks in full | {(found == y).float().mean():.3f} "
+                f"| {(found == plain).float().mean():.3f} |"
+            )
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 from vitkit.checkpoints import load
 from vitkit.data.sources import open_source
-from vitkit.engine import Engine
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import measure
 from vitkit.jobs.train import train
+from vitkit.runtime import Runtime
 from vitkit.training.recipes import RECIPES
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     changes: dict[str, Any] = {name: json.loads(value) for name, value in (item.split("=", 1) for item in args.set)}
     recipe = RECIPES["fashion"]
-    for part in ("augment", "mix", "config"):       # augment.erase=0.5 and the like
+    for part in ("augment", "mix", "config"):  # augment.erase=0.5 and the like
         inner = {name.partition(".")[2]: changes.pop(name) for name in list(changes) if name.startswith(f"{part}.")}
         if inner:
             recipe = dataclasses.replace(recipe, **{part: dataclasses.replace(getattr(recipe, part), **inner)})
@@ -49,21 +49,35 @@ def main() -> None:
             print(json.dumps(event), flush=True)
 
     import os
+
     workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
     began = time.perf_counter()
     run, outcome = train(
-        f"idx:{args.data}", args.out, recipe=recipe, resume=args.resume, watch=watch,
+        f"idx:{args.data}",
+        args.out,
+        recipe=recipe,
+        resume=args.resume,
+        watch=watch,
         changes={"val": args.val, **changes},
-        settings={"device": args.device, "precision": args.precision, "compile": args.compile, "seed": args.seed,
-                  "workers": workers, "trackers": (), "log_every": 50, "evaluate_every": None})
+        settings={
+            "device": args.device,
+            "precision": args.precision,
+            "compile": args.compile,
+            "seed": args.seed,
+            "workers": workers,
+            "trackers": (),
+            "log_every": 50,
+            "evaluate_every": None,
+        },
+    )
     print(f"trained {outcome.total:,} steps in {time.perf_counter() - began:.0f} s; best on validation {outcome.best}")
     if args.no_test:
         return
-    engine = Engine(args.device)
+    runtime = Runtime(args.device)
     test = open_source(f"idx:{args.data}", "test")
     for which in ("last", "ema", "best"):
         if (run.path / f"{which}.safetensors").is_file():
-            outputs = logits_of(load(run.weights(which), device=engine.device), test, batch_size=500, engine=engine)
+            outputs = logits_of(load(run.weights(which), device=runtime.device), test, batch_size=500, runtime=runtime)
             found = measure(outputs, run.info["data"]["classes"])
             print(f"test, {which}: {found.top1:.2%} of {found.n:,} (95%: {found.ci95[0]:.2%} to {found.ci95[1]:.2%})")
 

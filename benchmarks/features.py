@@ -1,7 +1,7 @@
 """Embedding against timm's forward with timm's loader on the same files, and its memory at 1,000 and 10,000 images.
 
-    python -m benchmarks.features --data FOLDER --weights vit_tiny_...timm.pth [--images 300] [--workers 2] [--rounds 5]
-    python -m benchmarks.features --memory
+python -m benchmarks.features --data FOLDER --weights vit_tiny_...timm.pth [--images 300] [--workers 2] [--rounds 5]
+python -m benchmarks.features --memory
 """
 
 from __future__ import annotations
@@ -57,19 +57,28 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
     found = {}
 
     def ours() -> None:
-        with tempfile.TemporaryDirectory() as folder:      # a new cache every time: hashing and writing count
+        with tempfile.TemporaryDirectory() as folder:  # a new cache every time: hashing and writing count
             filled = fill(model, chosen, FeatureCache(folder), batch_size=batch, workers=workers)
             found["vitkit"] = filled.read().features
 
     def timms() -> None:
-        loader = timm_data.create_loader(timm_data.ImageDataset("", reader=Reader()), input_size=config["input_size"],
-                                         batch_size=batch, use_prefetcher=False, num_workers=workers,
-                                         interpolation=config["interpolation"], mean=config["mean"], std=config["std"],
-                                         crop_pct=config["crop_pct"], persistent_workers=False,
-                                         device=torch.device("cpu"))
+        loader = timm_data.create_loader(
+            timm_data.ImageDataset("", reader=Reader()),
+            input_size=config["input_size"],
+            batch_size=batch,
+            use_prefetcher=False,
+            num_workers=workers,
+            interpolation=config["interpolation"],
+            mean=config["mean"],
+            std=config["std"],
+            crop_pct=config["crop_pct"],
+            persistent_workers=False,
+            device=torch.device("cpu"),
+        )
         with torch.inference_mode():
-            found["timm"] = torch.cat([theirs.forward_head(theirs.forward_features(x), pre_logits=True)
-                                       for x, _ in loader]).numpy()
+            found["timm"] = torch.cat(
+                [theirs.forward_head(theirs.forward_features(x), pre_logits=True) for x, _ in loader]
+            ).numpy()
 
     processor: dict[str, list[float]] = {"vitkit embed": [], "timm forward": []}
 
@@ -77,25 +86,36 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
         def run() -> None:
             before = used()
             work()
-            gc.collect()            # ends the loader's processes, so that their time is known
+            gc.collect()  # ends the loader's processes, so that their time is known
             processor[name].append(used() - before)
+
         return run
 
     contenders = {"vitkit embed": ours, "timm forward": timms}
     seconds = alternate({name: counted(name, work) for name, work in contenders.items()}, rounds=rounds, warmup=1)
     difference = np.abs(found["vitkit"] - found["timm"]).max() / np.abs(found["timm"]).max()
-    print(f"{count} photos, batch {batch}, {workers} workers, {torch.get_num_threads()} threads; largest relative "
-          f"difference of the features {difference:.1e}\n")
+    print(
+        f"{count} photos, batch {batch}, {workers} workers, {torch.get_num_threads()} threads; largest relative "
+        f"difference of the features {difference:.1e}\n"
+    )
     print(table(seconds, "vitkit embed", work=count, unit="images/s"))
     print("\nThe same in seconds of processor time, workers included (what else the machine does counts less):\n")
-    print(table({name: values[1:] for name, values in processor.items()}, "vitkit embed", work=count,
-                unit="images a processor second"))
+    print(
+        table(
+            {name: values[1:] for name, values in processor.items()},
+            "vitkit embed",
+            work=count,
+            unit="images a processor second",
+        )
+    )
 
 
 def used() -> float:
     """Seconds of processor time of this process and of its ended children."""
-    return sum(usage.ru_utime + usage.ru_stime for usage in
-               (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)))
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
 
 
 def memory(count: int) -> None:
@@ -116,8 +136,16 @@ def memory(count: int) -> None:
         def raw(self, i: int) -> Image.Image:
             return Image.fromarray(np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8))
 
-    model = ViT(ViTConfig(hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384,
-                          image_size=32, patch_size=8))
+    model = ViT(
+        ViTConfig(
+            hidden_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=384,
+            image_size=32,
+            patch_size=8,
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         filled = fill(model, Synthetic(), FeatureCache(folder), workers=0)
         assert filled.computed == count
@@ -144,8 +172,12 @@ def main() -> None:
     if args.memory or not args.data:
         print("\n| images | peak resident MiB | cache MiB | seconds |\n|---|---|---|---|")
         for count in COUNTS:
-            done = subprocess.run([sys.executable, "-m", "benchmarks.features", "--count", str(count)],
-                                  capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.features", "--count", str(count)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             print(f"| {count:,} | {' | '.join(done.stdout.split())} |", flush=True)
 
 

@@ -40,9 +40,14 @@ def main() -> None:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 began, busy = time.perf_counter(), time.process_time()
-                run, _ = train(args.data, f"{folder}/r", recipe=name, changes={"val": share, "epochs": args.epochs},
-                               weights=args.weights if "finetune" in name else None,
-                               settings={"seed": seed, "trackers": (), "workers": 0, "evaluate_every": 10**9})
+                run, _ = train(
+                    args.data,
+                    f"{folder}/r",
+                    recipe=name,
+                    changes={"val": share, "epochs": args.epochs},
+                    weights=args.weights if "finetune" in name else None,
+                    settings={"seed": seed, "trackers": (), "workers": 0, "evaluate_every": 10**9},
+                )
                 seconds = f"{time.perf_counter() - began:.0f} s, {time.process_time() - busy:.0f} s of CPU"
                 _, held, _ = train_and_val(args.data, share, seed)
                 found = measure(logits_of(load(run.weights("last")), held or open_source(args.data, "test")))

@@ -45,8 +45,13 @@ class Answer:
 def serving(weights: str | Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server in its own process, on a free port: yield the process and the port, stop it afterwards."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    process = subprocess.Popen([sys.executable, "-m", "vitkit", "serve", str(weights), "--port", "0", *options],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitkit", "serve", str(weights), "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -90,8 +95,11 @@ def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] |
 
 def multipart(*images: bytes, name: str = "files", filename: str = "a.jpg") -> tuple[bytes, dict[str, str]]:
     """A multipart body and its header."""
-    parts = b"".join(b'--edge\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\n\r\n%s\r\n'
-                     % (name.encode(), filename.encode("utf-8", "replace"), image) for image in images)
+    parts = b"".join(
+        b'--edge\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\n\r\n%s\r\n'
+        % (name.encode(), filename.encode("utf-8", "replace"), image)
+        for image in images
+    )
     return parts + b"--edge--\r\n", {"Content-Type": "multipart/form-data; boundary=edge"}
 
 
@@ -103,7 +111,7 @@ def send(port: int, *chunks: bytes, pause: float = 0.0, seconds: float = 60.0) -
                 line.sendall(chunk)
                 if pause:
                     time.sleep(pause)
-        except OSError:         # the server has had enough; it may have said why
+        except OSError:  # the server has had enough; it may have said why
             pass
         received = b""
         try:
@@ -136,6 +144,7 @@ def picture(rng: random.Random, format: str | None = None) -> bytes:
 
 def bomb(width: int, height: int) -> bytes:
     """A PNG of a few bytes that declares many pixels."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -145,8 +154,27 @@ def bomb(width: int, height: int) -> bytes:
 
 def word(rng: random.Random) -> str:
     """Something that is no sensible value."""
-    return rng.choice(["", "-1", "0", "1e9", "nan", "99999999999999999999", "../../etc/passwd", "%00", "%ff%fe", "a b",
-                       "'; DROP TABLE", "\u00e9", "true", "[]", "{}", "<script>", "x" * 5000])
+    return rng.choice(
+        [
+            "",
+            "-1",
+            "0",
+            "1e9",
+            "nan",
+            "99999999999999999999",
+            "../../etc/passwd",
+            "%00",
+            "%ff%fe",
+            "a b",
+            "'; DROP TABLE",
+            "\u00e9",
+            "true",
+            "[]",
+            "{}",
+            "<script>",
+            "x" * 5000,
+        ]
+    )
 
 
 def post(port: int, path: str, body: bytes, headers: dict[str, str]) -> Answer:
@@ -163,7 +191,7 @@ def good(port: int, rng: random.Random) -> Answer:
 
 def truncated_image(port: int, rng: random.Random) -> Answer:
     raw = picture(rng)
-    return post(port, "/v1/predict", *multipart(raw[:rng.randrange(len(raw))]))
+    return post(port, "/v1/predict", *multipart(raw[: rng.randrange(len(raw))]))
 
 
 def damaged_image(port: int, rng: random.Random) -> Answer:
@@ -190,9 +218,20 @@ def other_formats(port: int, rng: random.Random) -> Answer:
 
 def wrong_type(port: int, rng: random.Random) -> Answer:
     body, _ = multipart(picture(rng))
-    kind = rng.choice(["text/plain", "application/json", "multipart/form-data", "multipart/form-data; boundary=other",
-                       "application/x-www-form-urlencoded", "image/jpeg", "", "multipart/form-data; boundary=",
-                       f"multipart/form-data; boundary={'x' * 300}", "application/json; charset=utf-7"])
+    kind = rng.choice(
+        [
+            "text/plain",
+            "application/json",
+            "multipart/form-data",
+            "multipart/form-data; boundary=other",
+            "application/x-www-form-urlencoded",
+            "image/jpeg",
+            "",
+            "multipart/form-data; boundary=",
+            f"multipart/form-data; boundary={'x' * 300}",
+            "application/json; charset=utf-7",
+        ]
+    )
     return post(port, "/v1/predict", body, {"Content-Type": kind})
 
 
@@ -204,14 +243,26 @@ def wrong_parts(port: int, rng: random.Random) -> Answer:
 
 def wrong_json(port: int, rng: random.Random) -> Answer:
     data = base64.b64encode(picture(rng)).decode()
-    body = rng.choice([
-        {"images": [{"data": data[:rng.randrange(len(data))]}]}, {"images": [{"data": word(rng), "name": word(rng)}]},
-        {"images": {}}, {"images": [[]]}, {"images": [None] * 50}, [], 7, None, {"images": [{"data": 5}]},
-        {"image": data}, {"images": [{"data": data, "path": "/etc/passwd"}]}, {"images": [{"data": data}] * 40},
-        {"images": [{"data": data, "name": "\ud800"}]}])
+    body = rng.choice(
+        [
+            {"images": [{"data": data[: rng.randrange(len(data))]}]},
+            {"images": [{"data": word(rng), "name": word(rng)}]},
+            {"images": {}},
+            {"images": [[]]},
+            {"images": [None] * 50},
+            [],
+            7,
+            None,
+            {"images": [{"data": 5}]},
+            {"image": data},
+            {"images": [{"data": data, "path": "/etc/passwd"}]},
+            {"images": [{"data": data}] * 40},
+            {"images": [{"data": data, "name": "\ud800"}]},
+        ]
+    )
     raw = json.dumps(body).encode()
     if rng.random() < 0.3:
-        raw = raw[:rng.randrange(len(raw) + 1)] + rng.randbytes(rng.randint(0, 4))
+        raw = raw[: rng.randrange(len(raw) + 1)] + rng.randbytes(rng.randint(0, 4))
     if rng.random() < 0.05:
         raw = b"[" * 20_000
     return post(port, "/v1/predict", raw, {"Content-Type": "application/json"})
@@ -225,8 +276,24 @@ def wrong_choices(port: int, rng: random.Random) -> Answer:
 
 
 def wrong_places(port: int, rng: random.Random) -> Answer:
-    path = rng.choice(["/", "/v1", "/v1/predict/", "/page/../../app.py", "/samples/%2e%2e/x", "//", "/%00", "/docs?x=1",
-                       "/openapi.json", "/metrics", "/v1/model", "/nothing", "*", "http://elsewhere/v1/model"])
+    path = rng.choice(
+        [
+            "/",
+            "/v1",
+            "/v1/predict/",
+            "/page/../../app.py",
+            "/samples/%2e%2e/x",
+            "//",
+            "/%00",
+            "/docs?x=1",
+            "/openapi.json",
+            "/metrics",
+            "/v1/model",
+            "/nothing",
+            "*",
+            "http://elsewhere/v1/model",
+        ]
+    )
     return send(port, request(rng.choice(["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"]), path))
 
 
@@ -241,15 +308,18 @@ def many_headers(port: int, rng: random.Random) -> Answer:
 
 def too_large(port: int, rng: random.Random) -> Answer:
     claimed = rng.choice([10**9, 10**12, 10**30])
-    return send(port, request("POST", "/v1/predict", b"", {"Content-Length": str(claimed),
-                                                           "Content-Type": "application/json"}), b"x" * 70_000)
+    return send(
+        port,
+        request("POST", "/v1/predict", b"", {"Content-Length": str(claimed), "Content-Type": "application/json"}),
+        b"x" * 70_000,
+    )
 
 
 def gone_early(port: int, rng: random.Random) -> Answer:
     whole = request("POST", "/v1/predict", *multipart(picture(rng)))
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
-        line.sendall(whole[:rng.randrange(1, len(whole))])
-        if rng.random() < 0.5:      # away without a goodbye
+        line.sendall(whole[: rng.randrange(1, len(whole))])
+        if rng.random() < 0.5:  # away without a goodbye
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return Answer(0)
 
@@ -257,7 +327,7 @@ def gone_early(port: int, rng: random.Random) -> Answer:
 def half_closed(port: int, rng: random.Random) -> Answer:
     whole = request("POST", "/v1/predict", *multipart(picture(rng)))
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
-        line.sendall(whole[:-rng.randint(1, 40)])
+        line.sendall(whole[: -rng.randint(1, 40)])
         line.shutdown(socket.SHUT_WR)
         received = b""
         try:
@@ -276,25 +346,57 @@ def slow_sender(port: int, rng: random.Random) -> Answer:
 
 
 def broken_http(port: int, rng: random.Random) -> Answer:
-    return send(port, rng.choice([
-        b"\x00" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00" + rng.randbytes(200),
-        b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nhello\r\n0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\n",
-        b"GET /healthz HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(300) + b"\r\n\r\n"]))
+    return send(
+        port,
+        rng.choice(
+            [
+                b"\x00" * 100,
+                b"GET\r\n\r\n",
+                b"GET / HTTP/9.9\r\n\r\n",
+                b"\x16\x03\x01\x02\x00" + rng.randbytes(200),
+                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"ZZ\r\nhello\r\n0\r\n\r\n",
+                b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
+                b"PRI * HTTP/2.0\r\n\r\n",
+                b"GET /healthz HTTP/1.0\r\n\r\n",
+                b"GET / HTTP/1.1\r\n\r\n",
+                rng.randbytes(300) + b"\r\n\r\n",
+            ]
+        ),
+    )
 
 
 KINDS: dict[str, Callable[[int, random.Random], Answer]] = {
-    kind.__name__: kind for kind in (
-        good, truncated_image, damaged_image, noise, bombs, other_formats, wrong_type, wrong_parts, wrong_json,
-        wrong_choices, wrong_places, huge_headers, many_headers, too_large, gone_early, half_closed, slow_sender,
-        broken_http)}
+    kind.__name__: kind
+    for kind in (
+        good,
+        truncated_image,
+        damaged_image,
+        noise,
+        bombs,
+        other_formats,
+        wrong_type,
+        wrong_parts,
+        wrong_json,
+        wrong_choices,
+        wrong_places,
+        huge_headers,
+        many_headers,
+        too_large,
+        gone_early,
+        half_closed,
+        slow_sender,
+        broken_http,
+    )
+}
 
 
 def fuzz(port: int, count: int, seed: int, clients: int = 8) -> Counter[tuple[str, int]]:
     """Send `count` requests; {(kind, status): how often}. An answer that may not be is an AssertionError."""
+
     def one(number: int) -> tuple[str, int]:
         rng = random.Random(seed * 1_000_003 + number)
         name = rng.choice(list(KINDS))
@@ -319,8 +421,16 @@ def memory(pid: int) -> float:
 def save_tiny(folder: Path) -> Path:
     """A tiny model with five classes, as a file of weights."""
     from vitkit import InputSpec, ViT, ViTConfig, save
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
-                       patch_size=8, num_classes=5)
+
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        num_classes=5,
+    )
     path = folder / "tiny.safetensors"
     save(ViT(config, InputSpec(size=(32, 32), resize="crop", crop=0.9, class_names=tuple("abcde"))), path)
     return path
@@ -342,8 +452,10 @@ def main() -> None:
             first = first or now
             print(f"{done} requests, {time.perf_counter() - start:.0f} s, {now:.0f} MB", flush=True)
         assert good(port, random.Random(0)).status == 200
-        print(f"still answering; seed {given.seed}; memory {first:.0f} MB after the first thousand, {now:.0f} MB "
-              f"at the end")
+        print(
+            f"still answering; seed {given.seed}; memory {first:.0f} MB after the first thousand, {now:.0f} MB "
+            f"at the end"
+        )
         statuses: Counter[int] = Counter()
         for (_, status), often in total.items():
             statuses[status] += often

@@ -34,8 +34,11 @@ train("digits", out, recipe=recipe, resume=True,
 
 
 def child(out: Path, steps: int, workers: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(out), str(steps), str(workers)],
-                            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(out), str(steps), str(workers)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
 
 
 def saving(out: Path) -> bool:
@@ -50,22 +53,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw = random.Random(args.seed)
-    from vitkit.jobs.runs import diff
-    from vitkit.training.run import RunFolder
+    from vitkit.jobs.listing import diff
+    from vitkit.training.run_folder import RunFolder
 
     with tempfile.TemporaryDirectory() as place:
         whole, cut = Path(place) / "whole", Path(place) / "cut"
         began = time.monotonic()
         assert child(whole, args.steps, 0).wait() == 0
         print(f"uncut: {time.monotonic() - began:.1f} s")
-        pause = (time.monotonic() - began) / args.kills         # so that the kills are spread over the run
+        pause = (time.monotonic() - began) / args.kills  # so that the kills are spread over the run
         kills = during = 0
         while kills < args.kills:
             process, before = child(cut, args.steps, kills % 3), state(cut)
-            while process.poll() is None and state(cut) == before:        # until this process has saved something
+            while process.poll() is None and state(cut) == before:  # until this process has saved something
                 time.sleep(0.01)
             time.sleep(draw.uniform(0, pause))
-            if kills % 2:               # every second kill waits for a save to begin, and then for a moment more
+            if kills % 2:  # every second kill waits for a save to begin, and then for a moment more
                 while process.poll() is None and not saving(cut):
                     pass
                 time.sleep(draw.uniform(0, 0.004))
@@ -82,11 +85,14 @@ def main() -> None:
         found = diff(whole, cut)
         states = [RunFolder.open(run).latest() for run in (whole, cut)]
         from vitkit.checkpoints import containers
+
         a, b = (containers.read(state)[0] for state in states if state is not None)
         moments = all(bool((a[name] == b[name]).all()) for name in a) and set(a) == set(b)
-        print(f"{kills} kills, {during} while saving: weights, best and EMA "
-              f"{'equal' if not any(found.weights.values()) else found.weights}, optimiser "
-              f"{'equal' if moments else 'differs'}, metrics {'equal' if found.metrics is None else found.metrics}")
+        print(
+            f"{kills} kills, {during} while saving: weights, best and EMA "
+            f"{'equal' if not any(found.weights.values()) else found.weights}, optimiser "
+            f"{'equal' if moments else 'differs'}, metrics {'equal' if found.metrics is None else found.metrics}"
+        )
         sys.exit(0 if found.same and moments and kills == args.kills else 1)
 
 

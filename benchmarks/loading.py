@@ -42,8 +42,11 @@ def measure(library: str, path: Path) -> dict[str, float]:
     run = loader(library, path)
     rss, private = _status("VmRSS"), _status("RssAnon")
     model = run()
-    return {"peak": _status("VmHWM") - rss, "private": _status("RssAnon") - private,
-            "model": sum(p.numel() * 4 for p in model.parameters()) / 2 ** 20}
+    return {
+        "peak": _status("VmHWM") - rss,
+        "private": _status("RssAnon") - private,
+        "model": sum(p.numel() * 4 for p in model.parameters()) / 2**20,
+    }
 
 
 def main() -> None:
@@ -59,8 +62,12 @@ def main() -> None:
             print(timing.table(seconds, "vitkit", unit="loads/s"))
             print("\n| | peak growth, MiB | private growth, MiB | weights, MiB |\n|---|---|---|---|")
             for name in names:
-                done = subprocess.run([sys.executable, "-m", "benchmarks.loading", name, str(path)], check=True,
-                                      capture_output=True, text=True)
+                done = subprocess.run(
+                    [sys.executable, "-m", "benchmarks.loading", name, str(path)],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
                 row = json.loads(done.stdout.splitlines()[-1])
                 print(f"| {name} | {row['peak']:.0f} | {row['private']:.0f} | {row['model']:.0f} |")
 

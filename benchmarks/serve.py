@@ -28,7 +28,7 @@ import torch
 
 try:
     from fastapi import UploadFile  # here, where FastAPI looks for it when it reads annotations
-except ImportError:                     # the batcher alone needs no web framework
+except ImportError:  # the batcher alone needs no web framework
     UploadFile = None  # type: ignore[assignment, misc]
 
 assert timing
@@ -36,16 +36,19 @@ assert timing
 
 # --- one process a server -------------------------------------------------------------------------------------------
 
+
 def serve_vitkit(weights: str, port: int) -> None:
     """Ours, as the command starts it."""
     sys.argv = ["vitkit", "serve", weights, "--port", str(port), "--device", "cpu"]
     from vitkit.cli import main
+
     main()
 
 
 def serve_plain(weights: str, port: int) -> None:
     """A plain batched forward: the same bytes come in, sixteen at a time go through the model, nothing is decoded."""
     import vitkit
+
     model = vitkit.load(weights)
     batch = torch.randn(16, 3, *model.input_spec.size)
     waiting: list[asyncio.StreamWriter] = []
@@ -94,6 +97,7 @@ def serve_usual(weights: str, port: int, asynchronous: bool = False) -> None:
 
     import vitkit
     from vitkit.data import preprocess
+
     model = vitkit.load(weights)
     app = FastAPI()
 
@@ -105,10 +109,12 @@ def serve_usual(weights: str, port: int, asynchronous: bool = False) -> None:
         return {"top": [{"index": int(i), "p": float(v)} for v, i in zip(top.values, top.indices)]}
 
     if asynchronous:
+
         @app.post("/v1/predict")
         async def predict(files: UploadFile) -> dict[str, Any]:
             return answer(await files.read())
     else:
+
         @app.post("/v1/predict")
         def predict_in_a_thread(files: UploadFile) -> dict[str, Any]:
             return answer(files.file.read())
@@ -135,17 +141,19 @@ SERVERS: dict[str, Callable[[str, int], None]] = {
 
 # --- the clients -----------------------------------------------------------------------------------------------------
 
+
 def photos(count: int = 16) -> list[bytes]:
     """Crops of scikit-learn's two photos as JPEG files of 500 x 375 pixels."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_images
+
     found, rng = [], np.random.default_rng(0)
     for i in range(count):
         image = load_sample_images().images[i % 2]
         top, left = rng.integers(0, image.shape[0] - 375), rng.integers(0, image.shape[1] - 500)
         out = io.BytesIO()
-        Image.fromarray(image[top:top + 375, left:left + 500]).save(out, "JPEG", quality=90)
+        Image.fromarray(image[top : top + 375, left : left + 500]).save(out, "JPEG", quality=90)
         found.append(out.getvalue())
     return found
 
@@ -175,11 +183,14 @@ async def load(port: int, requests: list[bytes], each: int) -> tuple[float, list
 def started(name: str, weights: Path, threads: int) -> Iterator[tuple[int, int]]:
     from benchmarks.fuzz_serve import wait_for
     from vitkit.serve.server import listen
+
     with listen("127.0.0.1", 0) as bound:
         port = int(bound.getsockname()[1])
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.serve", "--role", name, "--weights", str(weights),
-                                "--port", str(port)], stdout=subprocess.DEVNULL,
-                               env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serve", "--role", name, "--weights", str(weights), "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
+    )
     try:
         wait_for(port, 180)
         yield port, process.pid
@@ -191,6 +202,7 @@ def started(name: str, weights: Path, threads: int) -> Iterator[tuple[int, int]]
 def cpu_seconds(pid: int) -> float:
     """Processor time of a server so far: unlike the clock's, it does not depend on what else the machine does."""
     import psutil
+
     used = psutil.Process(pid).cpu_times()
     return float(used.user + used.system)
 
@@ -200,6 +212,7 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
 
     import vitkit
     from benchmarks.fuzz_serve import multipart, request
+
     raw = []
     for image in photos(clients):
         body, headers = multipart(image)
@@ -212,10 +225,10 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
         work: dict[str, list[float]] = {name: [] for name in SERVERS}
         times: dict[str, list[float]] = {name: [] for name in SERVERS}
         for port, _ in ports.values():
-            asyncio.run(load(port, raw, 1))          # warm
+            asyncio.run(load(port, raw, 1))  # warm
         for turn in range(rounds):
             names = list(SERVERS)
-            for name in names[turn % len(names):] + names[:turn % len(names)]:
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 port, pid = ports[name]
                 before = cpu_seconds(pid)
                 seconds, latencies = asyncio.run(load(port, raw, each))
@@ -230,17 +243,21 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
         ordered = sorted(times[name])
         p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
         against = f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {name} | {statistics.median(values):.2f} | {p50:.2f} s | {p99:.2f} s | "
-              f"{1000 * statistics.median(work[name]):.0f} ms | {'' if name == 'vitkit serve' else against} |")
+        print(
+            f"| {name} | {statistics.median(values):.2f} | {p50:.2f} s | {p99:.2f} s | "
+            f"{1000 * statistics.median(work[name]):.0f} ms | {'' if name == 'vitkit serve' else against} |"
+        )
 
 
 # --- the batcher alone -----------------------------------------------------------------------------------------------
+
 
 def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int, seconds: float, rounds: int) -> None:
     """Sixteen threads ask the batcher, or take turns at the model with one image each. Needs torch alone."""
     from vitkit import create
     from vitkit.serve.batching import Batcher
     from vitkit.speed.engines import ENGINES
+
     vit = create(model).eval().to(device, getattr(torch, dtype))
     forward = ENGINES[engine].build(vit)
     size = vit.input_spec.size
@@ -263,7 +280,7 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
         with turns:
             run([image])
 
-    def plain() -> None:                    # what the model does at most: full batches, nobody waits for anybody
+    def plain() -> None:  # what the model does at most: full batches, nobody waits for anybody
         run([image] * clients)
 
     def rate(ask: Callable[[], None], threads: int, each: int = 1) -> float:
@@ -282,9 +299,11 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
             worker.join()
         return sum(done) / (time.perf_counter() - start)
 
-    ways: dict[str, Callable[[], float]] = {"batcher": lambda: rate(batched, clients),
-                                            "one image a call": lambda: rate(alone, clients),
-                                            "full batches, no clients": lambda: rate(plain, 1, clients)}
+    ways: dict[str, Callable[[], float]] = {
+        "batcher": lambda: rate(batched, clients),
+        "one image a call": lambda: rate(alone, clients),
+        "full batches, no clients": lambda: rate(plain, 1, clients),
+    }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")     # before torch: spinning threads starve each other
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve each other
 
 import statistics
 import time
@@ -20,7 +20,7 @@ def alternate(contenders: dict[str, Callable[[], Any]], rounds: int = 7, warmup:
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds):
         order = list(contenders)
-        for name in order[turn % len(order):] + order[:turn % len(order)]:
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
             start = time.perf_counter()
             contenders[name]()
             seconds[name].append(time.perf_counter() - start)

@@ -30,17 +30,17 @@ from vitkit.jobs.bench.training import adamw, step_of
 from vitkit.jobs.peers import PEERS
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.vit import ViT
-from vitkit.speed.training import Lean
+from vitkit.speed.training import TrainingForward
 
 K = 1000
 
 
 def ours(c: ViTConfig) -> nn.Module:
-    return Lean(ViT(c), graph=True)         # as our loop runs it
+    return TrainingForward(ViT(c), graph=True)  # as our loop runs it
 
 
 def ours_fp8(c: ViTConfig) -> nn.Module:
-    return Lean(ViT(c), graph=True, eight=True)
+    return TrainingForward(ViT(c), graph=True, fp8=True)
 
 
 MODELS: dict[str, Callable[[ViTConfig], nn.Module]] = {"vitkit": ours, "vitkit-fp8": ours_fp8, **PEERS}
@@ -50,8 +50,11 @@ BEST = ", cuDNN attention, CUDA graphs"
 @contextmanager
 def cudnn_attention() -> Iterator[None]:
     """What is compiled in here has cuDNN's attention, and keeps it."""
-    others = (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_mem_efficient_sdp,
-              torch.backends.cuda.enable_math_sdp)
+    others = (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        torch.backends.cuda.enable_math_sdp,
+    )
     for enable in others:
         enable(False)
     try:
@@ -61,8 +64,9 @@ def cudnn_attention() -> Iterator[None]:
             enable(True)
 
 
-def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool,
-         mode: str | None = None) -> Callable[[], None]:
+def step(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, compiled: bool, mode: str | None = None
+) -> Callable[[], None]:
     """`vitkit bench`'s step, that waits for the device."""
     model.to(x.device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -100,9 +104,11 @@ def compare(args: argparse.Namespace) -> None:
             with cudnn_attention():
                 add(name + BEST, lambda name=name: step(MODELS[name](c), x, y, args.precision, True, "reduce-overhead"))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    print(f"{args.model}, batch {args.batch}, {c.image_hw[0]} px, {args.precision}, "
-          f"{'compiled' if args.compile else 'eager'}, {args.device}, torch {torch.__version__}, "
-          f"{torch.get_num_threads()} threads, load {load:.1f}")
+    print(
+        f"{args.model}, batch {args.batch}, {c.image_hw[0]} px, {args.precision}, "
+        f"{'compiled' if args.compile else 'eager'}, {args.device}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads, load {load:.1f}"
+    )
     seconds = timing.alternate(contenders, rounds=args.rounds, warmup=args.warmup)
     print(timing.table(seconds, "vitkit", args.batch, "images/s"))
     if cuda:
@@ -112,18 +118,26 @@ def compare(args: argparse.Namespace) -> None:
 def check(device: str) -> None:
     """How far gradients are from those of the plain model in fp32, all parameters as one vector."""
     print("| model | batch | plain, autocast | fused, from a graph | fused, fp8 |\n|---|---|---|---|---|")
-    for name, batch, changes in (("vit-ti/16", 5, {}), ("vit-s/32", 3, {"image_size": (160, 256)}),
-                                 ("vit-ti/16", 4, {"pool": "mean"}), ("vit-b/16", 8, {})):
+    for name, batch, changes in (
+        ("vit-ti/16", 5, {}),
+        ("vit-s/32", 3, {"image_size": (160, 256)}),
+        ("vit-ti/16", 4, {"pool": "mean"}),
+        ("vit-b/16", 8, {}),
+    ):
         torch.manual_seed(0)
         model = ViT(variant(name, num_classes=K, **changes)).to(device).train()
         with torch.no_grad():
             for p in model.parameters():
-                p.add_(torch.randn_like(p) * 0.02)          # zeros would hide what is not computed
+                p.add_(torch.randn_like(p) * 0.02)  # zeros would hide what is not computed
         x, y = torch.randn(batch, 3, *model.config.image_hw, device=device), torch.arange(batch, device=device)
         found = []
-        for forward, enabled in ((model, False), (model, True), (Lean(model, graph=True), True),
-                                 (Lean(model, graph=True, eight=True), True)):
-            for _ in range(2):                              # the second from what the first has recorded
+        for forward, enabled in (
+            (model, False),
+            (model, True),
+            (TrainingForward(model, graph=True), True),
+            (TrainingForward(model, graph=True, fp8=True), True),
+        ):
+            for _ in range(2):  # the second from what the first has recorded
                 model.zero_grad(set_to_none=True)
                 with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
                     logits = forward(x)

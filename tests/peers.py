@@ -1,4 +1,4 @@
-"""The real libraries that vitkit is compared with, and vitkit's own three doors, each made from one engine's weights.
+"""The real libraries that vitkit is compared with, and vitkit's own three doors, each made from one ViT's weights.
 
 Import the libraries through here: torchvision's compiled operators do not load beside a CPU-only torch, so the two that
 its Python code asks for are declared first. Weights move by the dialects' rules only.
@@ -38,29 +38,37 @@ class Answer:
     """What a model says of some pixels; None where it does not show it."""
 
     logits: Tensor
-    states: tuple[Tensor, ...] | None = None        # z_0 ... z_L
-    attentions: tuple[Tensor, ...] | None = None    # Eq. 6, one a layer
-    tokens: Tensor | None = None                    # after the final LayerNorm
+    states: tuple[Tensor, ...] | None = None  # z_0 ... z_L
+    attentions: tuple[Tensor, ...] | None = None  # Eq. 6, one a layer
+    tokens: Tensor | None = None  # after the final LayerNorm
 
 
 Model = Callable[[Tensor], Answer]
 
 
-def of_engine(engine: ViT) -> Model:
+def of_vit(vit: ViT) -> Model:
     def answer(x: Tensor) -> Answer:
-        return Answer(engine(x), engine.hidden_states(x), tuple(engine.attention(x).values()), engine.tokens(x))
+        return Answer(vit(x), vit.hidden_states(x), tuple(vit.attention(x).values()), vit.tokens(x))
 
     return answer
 
 
-def as_paper(engine: ViT) -> paper.ViT:
-    """paper.ViT with the engine's weights, epsilon and GELU."""
-    c = engine.config
-    model = paper.ViT(c.image_hw, c.num_channels, c.patch_size, c.num_hidden_layers, c.hidden_size,
-                      c.intermediate_size, c.num_attention_heads, c.num_classes).eval()
-    model.to(engine.head.weight.dtype)
+def as_paper(vit: ViT) -> paper.ViT:
+    """paper.ViT with the ViT's weights, epsilon and GELU."""
+    c = vit.config
+    model = paper.ViT(
+        c.image_hw,
+        c.num_channels,
+        c.patch_size,
+        c.num_hidden_layers,
+        c.hidden_size,
+        c.intermediate_size,
+        c.num_attention_heads,
+        c.num_classes,
+    ).eval()
+    model.to(vit.head.weight.dtype)
     # The rules themselves: a course *file* cannot say that its images are not square, but paper.ViT is told here.
-    model.load_state_dict(DIALECTS["course"].write(engine.state_dict(), c), strict=True)
+    model.load_state_dict(DIALECTS["course"].write(vit.state_dict(), c), strict=True)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = c.layer_norm_eps
@@ -69,8 +77,8 @@ def as_paper(engine: ViT) -> paper.ViT:
     return model
 
 
-def of_paper(engine: ViT) -> Model:
-    model = as_paper(engine)
+def of_paper(vit: ViT) -> Model:
+    model = as_paper(vit)
 
     def answer(x: Tensor) -> Answer:
         states = [model.embed(x)]
@@ -81,10 +89,10 @@ def of_paper(engine: ViT) -> Model:
     return answer
 
 
-def as_twelve(engine: ViT) -> huggingface.ViTForImageClassification:
-    """The twelve classes with the engine's weights; pruned where it is pruned."""
-    model = huggingface.ViTForImageClassification(engine.config).eval().to(engine.head.weight.dtype)
-    model.load_state_dict(to_dialect(engine, "huggingface"), strict=True)
+def as_twelve(vit: ViT) -> huggingface.ViTForImageClassification:
+    """The twelve classes with the ViT's weights; pruned where it is pruned."""
+    model = huggingface.ViTForImageClassification(vit.config).eval().to(vit.head.weight.dtype)
+    model.load_state_dict(to_dialect(vit, "huggingface"), strict=True)
     return model
 
 
@@ -95,42 +103,57 @@ def _hub(model: Callable[..., object], x: Tensor, image_hw: tuple[int, int]) -> 
     return Answer(out.logits, tuple(out.hidden_states), tuple(out.attentions))
 
 
-def of_twelve(engine: ViT) -> Model:
-    model = as_twelve(engine)
+def of_twelve(vit: ViT) -> Model:
+    model = as_twelve(vit)
 
     def answer(x: Tensor) -> Answer:
-        resize = x.shape[2:] != engine.config.image_hw
+        resize = x.shape[2:] != vit.config.image_hw
         tokens = model.vit(x, interpolate_pos_encoding=resize).last_hidden_state
-        return Answer(**vars(_hub(model, x, engine.config.image_hw)) | {"tokens": tokens})
+        return Answer(**vars(_hub(model, x, vit.config.image_hw)) | {"tokens": tokens})
 
     return answer
 
 
-def as_transformers(engine: ViT, kind: str = "ViTForImageClassification", attention: str = "eager") -> nn.Module:
+def as_transformers(vit: ViT, kind: str = "ViTForImageClassification", attention: str = "eager") -> nn.Module:
     """The library's own model. Its names in memory differ from those of files; from_pretrained translates."""
-    transformers, c = peer("transformers"), engine.config
+    transformers, c = peer("transformers"), vit.config
     transformers.utils.logging.disable_progress_bar()
     config = transformers.ViTConfig(
-        hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
-        intermediate_size=c.intermediate_size, image_size=c.image_size, patch_size=c.patch_size,
-        num_channels=c.num_channels, qkv_bias=c.qkv_bias, layer_norm_eps=c.layer_norm_eps, num_labels=c.num_classes,
-        hidden_act="gelu_pytorch_tanh" if c.hidden_act == "gelu_tanh" else "gelu")
-    tensors = to_dialect(engine, "huggingface")
+        hidden_size=c.hidden_size,
+        num_hidden_layers=c.num_hidden_layers,
+        num_attention_heads=c.num_attention_heads,
+        intermediate_size=c.intermediate_size,
+        image_size=c.image_size,
+        patch_size=c.patch_size,
+        num_channels=c.num_channels,
+        qkv_bias=c.qkv_bias,
+        layer_norm_eps=c.layer_norm_eps,
+        num_labels=c.num_classes,
+        hidden_act="gelu_pytorch_tanh" if c.hidden_act == "gelu_tanh" else "gelu",
+    )
+    tensors = to_dialect(vit, "huggingface")
     model, report = getattr(transformers, kind).from_pretrained(
-        None, config=config, state_dict=tensors, attn_implementation=attention, output_loading_info=True,
-        dtype=next(iter(tensors.values())).dtype)
+        None,
+        config=config,
+        state_dict=tensors,
+        attn_implementation=attention,
+        output_loading_info=True,
+        dtype=next(iter(tensors.values())).dtype,
+    )
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval()
 
 
-def of_transformers(engine: ViT) -> Model:
-    model = as_transformers(engine)
-    return lambda x: Answer(**vars(_hub(model, x, engine.config.image_hw)) | {
-        "tokens": model.vit(x, interpolate_pos_encoding=x.shape[2:] != engine.config.image_hw).last_hidden_state})
+def of_transformers(vit: ViT) -> Model:
+    model = as_transformers(vit)
+    return lambda x: Answer(
+        **vars(_hub(model, x, vit.config.image_hw))
+        | {"tokens": model.vit(x, interpolate_pos_encoding=x.shape[2:] != vit.config.image_hw).last_hidden_state}
+    )
 
 
-def of_transformers_sdpa(engine: ViT) -> Model:
-    model = as_transformers(engine, attention="sdpa")
+def of_transformers_sdpa(vit: ViT) -> Model:
+    model = as_transformers(vit, attention="sdpa")
     return lambda x: Answer(model(x).logits)
 
 
@@ -138,9 +161,11 @@ def _watched(model: nn.Module, blocks: list[nn.Module], norm: nn.Module, x: Tens
     """Run a model and keep what goes into its first block, what comes out of each, and out of the final norm."""
     states: list[Tensor] = []
     tokens: list[Tensor] = []
-    hooks = [blocks[0].register_forward_pre_hook(lambda _, given: states.append(given[0])),
-             *(block.register_forward_hook(lambda _, given, result: states.append(result)) for block in blocks),
-             norm.register_forward_hook(lambda _, given, result: tokens.append(result))]
+    hooks = [
+        blocks[0].register_forward_pre_hook(lambda _, given: states.append(given[0])),
+        *(block.register_forward_hook(lambda _, given, result: states.append(result)) for block in blocks),
+        norm.register_forward_hook(lambda _, given, result: tokens.append(result)),
+    ]
     try:
         logits = model(x)
     finally:
@@ -149,24 +174,36 @@ def _watched(model: nn.Module, blocks: list[nn.Module], norm: nn.Module, x: Tens
     return Answer(logits, tuple(states), tokens=tokens[0] if isinstance(norm, nn.LayerNorm) else None)
 
 
-def as_timm(engine: ViT, image_size: tuple[int, int] | None = None, **more: object) -> nn.Module:
+def as_timm(vit: ViT, image_size: tuple[int, int] | None = None, **more: object) -> nn.Module:
     """timm's own model, without weights where another image size is asked for."""
-    vision_transformer, c = peer("timm.models.vision_transformer"), engine.config
+    vision_transformer, c = peer("timm.models.vision_transformer"), vit.config
     pool = "token" if c.pool == "cls" else "avg"
     model = vision_transformer.VisionTransformer(
-        img_size=image_size or c.image_hw, patch_size=c.patch_size, in_chans=c.num_channels, num_classes=c.num_classes,
-        embed_dim=c.hidden_size, depth=c.num_hidden_layers, num_heads=c.num_attention_heads,
-        mlp_ratio=c.intermediate_size / c.hidden_size, qkv_bias=c.qkv_bias, global_pool=pool,
-        fc_norm=c.norm_after_pool, init_values=c.layer_scale, reg_tokens=c.num_register_tokens,
-        class_token=c.class_token, norm_layer=partial(nn.LayerNorm, eps=c.layer_norm_eps),
-        act_layer=partial(nn.GELU, approximate="tanh" if c.hidden_act == "gelu_tanh" else "none"), **more)
+        img_size=image_size or c.image_hw,
+        patch_size=c.patch_size,
+        in_chans=c.num_channels,
+        num_classes=c.num_classes,
+        embed_dim=c.hidden_size,
+        depth=c.num_hidden_layers,
+        num_heads=c.num_attention_heads,
+        mlp_ratio=c.intermediate_size / c.hidden_size,
+        qkv_bias=c.qkv_bias,
+        global_pool=pool,
+        fc_norm=c.norm_after_pool,
+        init_values=c.layer_scale,
+        reg_tokens=c.num_register_tokens,
+        class_token=c.class_token,
+        norm_layer=partial(nn.LayerNorm, eps=c.layer_norm_eps),
+        act_layer=partial(nn.GELU, approximate="tanh" if c.hidden_act == "gelu_tanh" else "none"),
+        **more,
+    )
     if image_size is None:
-        model.load_state_dict(to_dialect(engine, "timm"), strict=True)
-    return model.eval().to(engine.head.weight.dtype)
+        model.load_state_dict(to_dialect(vit, "timm"), strict=True)
+    return model.eval().to(vit.head.weight.dtype)
 
 
-def of_timm(engine: ViT) -> Model:
-    fused, written = (as_timm(engine, dynamic_img_size=True) for _ in range(2))
+def of_timm(vit: ViT) -> Model:
+    fused, written = (as_timm(vit, dynamic_img_size=True) for _ in range(2))
     attentions: list[Tensor] = []
     for block in written.blocks:
         block.attn.fused_attn = False
@@ -180,21 +217,27 @@ def of_timm(engine: ViT) -> Model:
     return answer
 
 
-def as_torchvision(engine: ViT, image_size: int | None = None) -> nn.Module:
+def as_torchvision(vit: ViT, image_size: int | None = None) -> nn.Module:
     """torchvision's own model, without weights where another image size is asked for."""
-    vision_transformer, c = peer("torchvision.models.vision_transformer"), engine.config
+    vision_transformer, c = peer("torchvision.models.vision_transformer"), vit.config
     model = vision_transformer.VisionTransformer(
-        image_size=image_size or c.image_size, patch_size=c.patch_size, num_layers=c.num_hidden_layers,
-        num_heads=c.num_attention_heads, hidden_dim=c.hidden_size, mlp_dim=c.intermediate_size,
-        num_classes=c.num_classes, representation_size=c.hidden_size if c.pre_logits else None,
-        norm_layer=partial(nn.LayerNorm, eps=c.layer_norm_eps))
+        image_size=image_size or c.image_size,
+        patch_size=c.patch_size,
+        num_layers=c.num_hidden_layers,
+        num_heads=c.num_attention_heads,
+        hidden_dim=c.hidden_size,
+        mlp_dim=c.intermediate_size,
+        num_classes=c.num_classes,
+        representation_size=c.hidden_size if c.pre_logits else None,
+        norm_layer=partial(nn.LayerNorm, eps=c.layer_norm_eps),
+    )
     if image_size is None:
-        model.load_state_dict(to_dialect(engine, "torchvision"), strict=True)
-    return model.eval().to(engine.head.weight.dtype)
+        model.load_state_dict(to_dialect(vit, "torchvision"), strict=True)
+    return model.eval().to(vit.head.weight.dtype)
 
 
-def of_torchvision(engine: ViT) -> Model:
-    model = as_torchvision(engine)
+def of_torchvision(vit: ViT) -> Model:
+    model = as_torchvision(vit)
     return lambda x: _watched(model, list(model.encoder.layers), model.encoder.ln, x)
 
 

@@ -18,13 +18,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
-SILENT = {"", "text", "json", "toml"}       # shown, not run
+SILENT = {"", "text", "json", "toml"}  # shown, not run
 
 # page -> first line of each block that does not run
 NO_RUN: dict[str, list[str]] = {
     "README.md": ["make demo"],
     "CONTRIBUTING.md": ["make check"],
-    "speed.md": ["vitkit export small.safetensors --to onnx --out small.onnx"],     # tests/speed/test_export.py does
+    "speed.md": ["vitkit export small.safetensors --to onnx --out small.onnx"],  # tests/speed/test_export.py does
 }
 
 
@@ -39,13 +39,17 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(page.name, text.count("\n", 0, match.start()) + 1, match["language"], match["code"], match["reason"])
-            for match in BLOCK.finditer(text)]
+    return [
+        Block(page.name, text.count("\n", 0, match.start()) + 1, match["language"], match["code"], match["reason"])
+        for match in BLOCK.finditer(text)
+    ]
 
 
 def test_what_does_not_run_is_frozen() -> None:
-    found = {page.name: [block.code.splitlines()[0].split("#")[0].strip() for block in blocks(page) if block.reason]
-             for page in PAGES}
+    found = {
+        page.name: [block.code.splitlines()[0].split("#")[0].strip() for block in blocks(page) if block.reason]
+        for page in PAGES
+    }
     assert {name: lines for name, lines in found.items() if lines} == NO_RUN
 
 
@@ -63,8 +67,14 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
                 warnings.simplefilter("default")
                 exec(compile(block.code, where, "exec"), names)
         elif block.language == "bash":
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], env=environment, cwd=tmp_path,
-                                  capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.code],
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"
         else:
             pytest.fail(f"{where}: blocks are python, bash, or one of {sorted(SILENT)}; got {block.language!r}")

@@ -22,8 +22,16 @@ from vitkit import huggingface as hf
 from vitkit.errors import ConfigError, InputError
 
 D, L, H, T = 32, 2, 4, 17
-TINY = {"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": H, "intermediate_size": 64, "image_size": 32,
-        "patch_size": 8, "num_labels": 5, "initializer_range": 0.5}
+TINY = {
+    "hidden_size": D,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 5,
+    "initializer_range": 0.5,
+}
 
 
 def tiny(**changes) -> hf.ViTConfig:
@@ -42,7 +50,11 @@ def test_there_is_one_config_class():
     assert hf.ViTConfig is vitkit.model.config.ViTConfig
     config = hf.ViTConfig()
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size) == (
-        768, 12, 12, 3072)
+        768,
+        12,
+        12,
+        3072,
+    )
     assert (config.layer_norm_eps, config.hidden_act, config.image_size, config.patch_size) == (1e-12, "gelu", 224, 16)
     assert tiny().num_classes == tiny().num_labels == 5
 
@@ -57,11 +69,26 @@ def test_the_twelve_signatures():
     assert parameters(hf.PatchEmbeddings.__init__) == ["image_size", "patch_size", "num_channels", "embed_dim"]
     assert parameters(hf.ViTModel.__init__) == ["config", "add_pooling_layer", "use_mask_token"]
     assert parameters(hf.ViTModel.forward) == [
-        "pixel_values", "bool_masked_pos", "head_mask", "output_attentions", "output_hidden_states",
-        "interpolate_pos_encoding", "return_dict"]
+        "pixel_values",
+        "bool_masked_pos",
+        "head_mask",
+        "output_attentions",
+        "output_hidden_states",
+        "interpolate_pos_encoding",
+        "return_dict",
+    ]
     assert parameters(hf.ViTLayer.forward) == ["hidden_states", "head_mask", "output_attentions"]
-    for cls in (hf.ViTEmbeddings, hf.ViTSelfAttention, hf.ViTSelfOutput, hf.ViTAttention, hf.ViTIntermediate,
-                hf.ViTOutput, hf.ViTLayer, hf.ViTEncoder, hf.ViTPooler):
+    for cls in (
+        hf.ViTEmbeddings,
+        hf.ViTSelfAttention,
+        hf.ViTSelfOutput,
+        hf.ViTAttention,
+        hf.ViTIntermediate,
+        hf.ViTOutput,
+        hf.ViTLayer,
+        hf.ViTEncoder,
+        hf.ViTPooler,
+    ):
         assert parameters(cls.__init__)[0] == "config"
 
 
@@ -80,8 +107,9 @@ def test_state_dict_names_are_the_librarys_file_names(tmp_path):
 
 
 def test_a_real_hub_file_loads_strictly(shared_data):
-    file = torch.load(shared_data / "weights" / "vit_tiny_patch16_224.hf_keys.tinyimagenet200_finetune.pth",
-                      weights_only=True)
+    file = torch.load(
+        shared_data / "weights" / "vit_tiny_patch16_224.hf_keys.tinyimagenet200_finetune.pth", weights_only=True
+    )
     config = hf.ViTConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768, num_labels=200)
     model = hf.ViTForImageClassification(config).eval()
     model.load_state_dict(file, strict=True)
@@ -105,7 +133,7 @@ def test_the_parts_have_the_known_attributes_and_results():
     output, inner = hf.ViTOutput(config), torch.randn(2, T, 64)
     torch.testing.assert_close(output(inner, z), output.dense(inner) + z)
     of_msa = hf.ViTSelfOutput(config)
-    torch.testing.assert_close(of_msa(z, z), of_msa.dense(z))     # no residual here: it is the layer's
+    torch.testing.assert_close(of_msa(z, z), of_msa.dense(z))  # no residual here: it is the layer's
     pooler = hf.ViTPooler(config)
     torch.testing.assert_close(pooler(z), torch.tanh(pooler.dense(z[:, 0])))
 
@@ -137,13 +165,16 @@ def test_outputs_by_name_by_index_and_as_a_tuple():
     assert hf.ViTModel(tiny()).encoder(tokens, return_dict=False)[0].shape == (2, T, D)
 
 
-@pytest.mark.parametrize(("labels", "num_labels", "loss"), [
-    (torch.tensor([1, 4]), 5, lambda z, y: F.cross_entropy(z, y)),
-    (torch.tensor([1, 4], dtype=torch.int32), 5, lambda z, y: F.cross_entropy(z, y.long())),
-    (torch.rand(2, 5).round(), 5, lambda z, y: F.binary_cross_entropy_with_logits(z, y)),
-    (torch.tensor([0.5, -2.0]), 1, lambda z, y: F.mse_loss(z[:, 0], y)),
-    (torch.tensor([[3], [1]]), 1, lambda z, y: F.mse_loss(z, y.float())),
-])
+@pytest.mark.parametrize(
+    ("labels", "num_labels", "loss"),
+    [
+        (torch.tensor([1, 4]), 5, lambda z, y: F.cross_entropy(z, y)),
+        (torch.tensor([1, 4], dtype=torch.int32), 5, lambda z, y: F.cross_entropy(z, y.long())),
+        (torch.rand(2, 5).round(), 5, lambda z, y: F.binary_cross_entropy_with_logits(z, y)),
+        (torch.tensor([0.5, -2.0]), 1, lambda z, y: F.mse_loss(z[:, 0], y)),
+        (torch.tensor([[3], [1]]), 1, lambda z, y: F.mse_loss(z, y.float())),
+    ],
+)
 def test_the_loss_follows_the_labels(labels, num_labels, loss):
     model = hf.ViTForImageClassification(tiny(num_labels=num_labels)).eval()
     out = model(images(), labels=labels)
@@ -255,8 +286,14 @@ def test_other_sizes_need_to_be_asked_for():
 
 def test_dropout_places_are_the_documented_ones():
     x = images()
-    places = {"embeddings.dropout", *(f"encoder.layer.{i}.{name}" for i in range(L) for name in (
-        "attention.attention.dropout", "attention.output.dropout", "output.dropout"))}
+    places = {
+        "embeddings.dropout",
+        *(
+            f"encoder.layer.{i}.{name}"
+            for i in range(L)
+            for name in ("attention.attention.dropout", "attention.output.dropout", "output.dropout")
+        ),
+    }
     model = hf.ViTModel(tiny(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2))
     rates = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
     assert set(rates) == places
@@ -289,7 +326,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     calls = []
     model.vit.encoder.layer[0].intermediate.register_forward_hook(lambda *_: calls.append(1))
     model(x, labels=labels).loss.backward()
-    assert len(calls) == 2      # once forward, once again for the gradient
+    assert len(calls) == 2  # once forward, once again for the gradient
     assert any(g.any() for g in plain)
     for p, g in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=0, atol=1e-6)
@@ -310,16 +347,19 @@ def test_models_of_another_precision_take_float_pixels():
     assert out.last_hidden_state.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("field", "changes"), [
-    ("pool", {"pool": "mean"}),
-    ("class_token", {"pool": "mean", "class_token": False}),
-    ("layer_scale", {"layer_scale": 1e-5}),
-    ("num_register_tokens", {"num_register_tokens": 4}),
-    ("drop_path_rate", {"drop_path_rate": 0.1}),
-    ("pad_input", {"pad_input": True}),
-])
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("pool", {"pool": "mean"}),
+        ("class_token", {"pool": "mean", "class_token": False}),
+        ("layer_scale", {"layer_scale": 1e-5}),
+        ("num_register_tokens", {"num_register_tokens": 4}),
+        ("drop_path_rate", {"drop_path_rate": 0.1}),
+        ("pad_input", {"pad_input": True}),
+    ],
+)
 def test_what_the_classes_cannot_express_is_refused_by_name(field, changes):
-    expected = "pool" if field == "class_token" else field     # without a class token, pool already says it
+    expected = "pool" if field == "class_token" else field  # without a class token, pool already says it
     for cls in (hf.ViTModel, hf.ViTForImageClassification):
         with pytest.raises(ConfigError, match=f"no place for {expected}="):
             cls(tiny(**changes))
@@ -331,24 +371,43 @@ def test_pre_logits_are_the_pooler():
     assert hf.ViTModel(tiny(pre_logits=True)).pooler is not None
 
 
-@pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda: hf.ViTModel({"hidden_size": 32}), ConfigError, "Expected a vitkit.huggingface.ViTConfig; got builtins"),
-    (lambda: hf.PatchEmbeddings(image_size=30, patch_size=16), ConfigError, "image_size=30 and patch_size=16"),
-    (lambda: hf.ViTModel(tiny())(), InputError, "got None"),
-    (lambda: hf.ViTModel(tiny())(images(2, 1, 32, 32)), InputError, r"\[batch, 3, .*got \[2, 1, 32, 32\]"),
-    (lambda: hf.ViTModel(tiny())(images(3, 32, 32)), InputError, r"got \[3, 32, 32\]"),
-    (lambda: hf.ViTModel(tiny())(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)), InputError, "uint8"),
-    (lambda: hf.ViTModel(tiny())(images(1, 3, 33, 32), interpolate_pos_encoding=True), InputError,
-     "patch size 8 x 8; got 33 x 32. Resize to 32 x 32"),
-    (lambda: hf.ViTModel(tiny())(images(), head_mask=torch.ones(3)), InputError, r"\[4\] or \[2, 4\]; got \[3\]"),
-    (lambda: hf.ViTModel(tiny())(images(), bool_masked_pos=torch.ones(2, 16)), InputError, "use_mask_token=True"),
-    (lambda: hf.ViTModel(tiny(), use_mask_token=True)(images(), bool_masked_pos=torch.ones(2, 17)), InputError,
-     r"\[2, 16\]; got \[2, 17\]"),
-    (lambda: hf.ViTForImageClassification(tiny())(images(), labels=torch.ones(3).long()), InputError,
-     r"shape \[2\] for logits \[2, 5\]; got \[3\]"),
-    (lambda: hf.ViTForImageClassification(tiny())(images(), labels=torch.ones(2)), InputError,
-     r"shape \[2, 5\] .* got \[2\] of torch.float32"),
-])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: hf.ViTModel({"hidden_size": 32}),
+            ConfigError,
+            "Expected a vitkit.huggingface.ViTConfig; got builtins",
+        ),
+        (lambda: hf.PatchEmbeddings(image_size=30, patch_size=16), ConfigError, "image_size=30 and patch_size=16"),
+        (lambda: hf.ViTModel(tiny())(), InputError, "got None"),
+        (lambda: hf.ViTModel(tiny())(images(2, 1, 32, 32)), InputError, r"\[batch, 3, .*got \[2, 1, 32, 32\]"),
+        (lambda: hf.ViTModel(tiny())(images(3, 32, 32)), InputError, r"got \[3, 32, 32\]"),
+        (lambda: hf.ViTModel(tiny())(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)), InputError, "uint8"),
+        (
+            lambda: hf.ViTModel(tiny())(images(1, 3, 33, 32), interpolate_pos_encoding=True),
+            InputError,
+            "patch size 8 x 8; got 33 x 32. Resize to 32 x 32",
+        ),
+        (lambda: hf.ViTModel(tiny())(images(), head_mask=torch.ones(3)), InputError, r"\[4\] or \[2, 4\]; got \[3\]"),
+        (lambda: hf.ViTModel(tiny())(images(), bool_masked_pos=torch.ones(2, 16)), InputError, "use_mask_token=True"),
+        (
+            lambda: hf.ViTModel(tiny(), use_mask_token=True)(images(), bool_masked_pos=torch.ones(2, 17)),
+            InputError,
+            r"\[2, 16\]; got \[2, 17\]",
+        ),
+        (
+            lambda: hf.ViTForImageClassification(tiny())(images(), labels=torch.ones(3).long()),
+            InputError,
+            r"shape \[2\] for logits \[2, 5\]; got \[3\]",
+        ),
+        (
+            lambda: hf.ViTForImageClassification(tiny())(images(), labels=torch.ones(2)),
+            InputError,
+            r"shape \[2, 5\] .* got \[2\] of torch.float32",
+        ),
+    ],
+)
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

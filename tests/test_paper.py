@@ -15,25 +15,50 @@ from torch import nn
 from vitkit import paper
 from vitkit.errors import ConfigError, InputError, VitkitError
 
-TINY = {"img_size": 32, "patch_size": 8, "num_transformer_layers": 2, "embedding_dim": 32, "mlp_size": 64,
-        "num_heads": 4, "num_classes": 5}
+TINY = {
+    "img_size": 32,
+    "patch_size": 8,
+    "num_transformer_layers": 2,
+    "embedding_dim": 32,
+    "mlp_size": 64,
+    "num_heads": 4,
+    "num_classes": 5,
+}
 
 
 def defaults(cls: type) -> dict[str, object]:
     return {name: p.default for name, p in inspect.signature(cls).parameters.items()}
 
 
-@pytest.mark.parametrize(("cls", "expected"), [
-    (paper.PatchEmbedding, {"in_channels": 3, "patch_size": 16, "embedding_dim": 768}),
-    (paper.MultiheadSelfAttentionBlock, {"embedding_dim": 768, "num_heads": 12, "attn_dropout": 0}),
-    (paper.MultiHeadSelfAttentionBlock, {"embedding_dimension": 768, "num_heads": 12, "attn_dropout": 0}),
-    (paper.MLPBlock, {"embedding_dim": 768, "mlp_size": 3072, "dropout": 0.1}),
-    (paper.TransformerEncoderBlock, {"embedding_dim": 768, "num_heads": 12, "mlp_size": 3072, "mlp_dropout": 0.1,
-                                     "attn_dropout": 0}),
-    (paper.ViT, {"img_size": 224, "in_channels": 3, "patch_size": 16, "num_transformer_layers": 12,
-                 "embedding_dim": 768, "mlp_size": 3072, "num_heads": 12, "num_classes": 1000, "attn_dropout": 0,
-                 "mlp_dropout": 0.1, "embedding_dropout": 0.1}),
-])
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (paper.PatchEmbedding, {"in_channels": 3, "patch_size": 16, "embedding_dim": 768}),
+        (paper.MultiheadSelfAttentionBlock, {"embedding_dim": 768, "num_heads": 12, "attn_dropout": 0}),
+        (paper.MultiHeadSelfAttentionBlock, {"embedding_dimension": 768, "num_heads": 12, "attn_dropout": 0}),
+        (paper.MLPBlock, {"embedding_dim": 768, "mlp_size": 3072, "dropout": 0.1}),
+        (
+            paper.TransformerEncoderBlock,
+            {"embedding_dim": 768, "num_heads": 12, "mlp_size": 3072, "mlp_dropout": 0.1, "attn_dropout": 0},
+        ),
+        (
+            paper.ViT,
+            {
+                "img_size": 224,
+                "in_channels": 3,
+                "patch_size": 16,
+                "num_transformer_layers": 12,
+                "embedding_dim": 768,
+                "mlp_size": 3072,
+                "num_heads": 12,
+                "num_classes": 1000,
+                "attn_dropout": 0,
+                "mlp_dropout": 0.1,
+                "embedding_dropout": 0.1,
+            },
+        ),
+    ],
+)
 def test_names_order_and_defaults_are_those_learners_know(cls, expected):
     assert list(defaults(cls).items()) == list(expected.items())
 
@@ -41,7 +66,10 @@ def test_names_order_and_defaults_are_those_learners_know(cls, expected):
 def test_dropouts_of_the_model_are_keyword_only():
     kinds = {name: p.kind for name, p in inspect.signature(paper.ViT).parameters.items()}
     assert [name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY] == [
-        "attn_dropout", "mlp_dropout", "embedding_dropout"]
+        "attn_dropout",
+        "mlp_dropout",
+        "embedding_dropout",
+    ]
 
 
 def test_it_imports_nothing_of_ours_but_errors():
@@ -52,15 +80,31 @@ def test_it_imports_nothing_of_ours_but_errors():
 
 
 def test_state_dict_names_are_the_course_files():
-    block = ["msa_block.layer_norm.weight", "msa_block.layer_norm.bias",
-             "msa_block.multihead_attn.in_proj_weight", "msa_block.multihead_attn.in_proj_bias",
-             "msa_block.multihead_attn.out_proj.weight", "msa_block.multihead_attn.out_proj.bias",
-             "mlp_block.layer_norm.weight", "mlp_block.layer_norm.bias",
-             "mlp_block.mlp.0.weight", "mlp_block.mlp.0.bias", "mlp_block.mlp.3.weight", "mlp_block.mlp.3.bias"]
-    expected = ["class_embedding", "position_embedding", "patch_embedding.patcher.weight",
-                "patch_embedding.patcher.bias",
-                *(f"transformer_encoder.{i}.{name}" for i in range(2) for name in block),
-                "classifier.0.weight", "classifier.0.bias", "classifier.1.weight", "classifier.1.bias"]
+    block = [
+        "msa_block.layer_norm.weight",
+        "msa_block.layer_norm.bias",
+        "msa_block.multihead_attn.in_proj_weight",
+        "msa_block.multihead_attn.in_proj_bias",
+        "msa_block.multihead_attn.out_proj.weight",
+        "msa_block.multihead_attn.out_proj.bias",
+        "mlp_block.layer_norm.weight",
+        "mlp_block.layer_norm.bias",
+        "mlp_block.mlp.0.weight",
+        "mlp_block.mlp.0.bias",
+        "mlp_block.mlp.3.weight",
+        "mlp_block.mlp.3.bias",
+    ]
+    expected = [
+        "class_embedding",
+        "position_embedding",
+        "patch_embedding.patcher.weight",
+        "patch_embedding.patcher.bias",
+        *(f"transformer_encoder.{i}.{name}" for i in range(2) for name in block),
+        "classifier.0.weight",
+        "classifier.0.bias",
+        "classifier.1.weight",
+        "classifier.1.bias",
+    ]
     state = paper.ViT(**TINY).state_dict()
     assert list(state) == expected
     assert state["class_embedding"].shape == (1, 1, 32)
@@ -135,7 +179,7 @@ def test_attention_on_request_is_eq_6_and_changes_nothing_else():
         attn = block.msa_block.multihead_attn
         q, k, _ = (block.msa_block.layer_norm(z) @ attn.in_proj_weight.mT + attn.in_proj_bias).chunk(3, -1)
         q, k = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in (q, k))
-        torch.testing.assert_close(A, (q @ k.mT / 8 ** 0.5).softmax(-1), rtol=0, atol=1e-6)
+        torch.testing.assert_close(A, (q @ k.mT / 8**0.5).softmax(-1), rtol=0, atol=1e-6)
         torch.testing.assert_close(A.sum(-1), torch.ones(2, 4, 17), rtol=0, atol=1e-6)
         z = block(z)
 
@@ -166,23 +210,30 @@ def test_gradients_reach_every_parameter():
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("make", "error", "numbers"), [
-    (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 3, 33, 32)), InputError, ("height", "33", "16")),
-    (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 3, 32, 40)), InputError, ("width", "40", "16")),
-    (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 1, 32, 32)), InputError, ("[batch, 3,", "[1, 1, 32, 32]")),
-    (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(3, 32, 32)), InputError, ("[3, 32, 32]", "unsqueeze")),
-    (lambda: paper.PatchEmbedding(patch_size=0), ConfigError, ("patch_size", "0")),
-    (lambda: paper.MultiheadSelfAttentionBlock(32, 5), ConfigError, ("num_heads", "5", "32")),
-    (lambda: paper.MultiHeadSelfAttentionBlock(32, 0), ConfigError, ("num_heads", "0")),
-    (lambda: paper.TransformerEncoderBlock(30, 4), ConfigError, ("4", "30")),
-    (lambda: paper.MLPBlock(32, 0), ConfigError, ("mlp_size", "0")),
-    (lambda: paper.ViT(img_size=100), ConfigError, ("img_size", "100", "16", "Use 96")),
-    (lambda: paper.ViT(**TINY | {"img_size": (32, 36)}), ConfigError, ("36", "8")),
-    (lambda: paper.ViT(**TINY | {"num_classes": 0}), ConfigError, ("num_classes", "0")),
-    (lambda: paper.ViT(**TINY)(torch.zeros(1, 3, 40, 32)), InputError, ("32 x 32", "40 x 32", "img_size=(40, 32)")),
-    (lambda: paper.ViT(**TINY)(torch.zeros(1, 3, 33, 32)), InputError, ("33", "8")),
-    (lambda: paper.ViT(**TINY)(torch.zeros(32)), InputError, ("[32]",)),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "numbers"),
+    [
+        (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 3, 33, 32)), InputError, ("height", "33", "16")),
+        (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 3, 32, 40)), InputError, ("width", "40", "16")),
+        (
+            lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(1, 1, 32, 32)),
+            InputError,
+            ("[batch, 3,", "[1, 1, 32, 32]"),
+        ),
+        (lambda: paper.PatchEmbedding(3, 16, 8)(torch.zeros(3, 32, 32)), InputError, ("[3, 32, 32]", "unsqueeze")),
+        (lambda: paper.PatchEmbedding(patch_size=0), ConfigError, ("patch_size", "0")),
+        (lambda: paper.MultiheadSelfAttentionBlock(32, 5), ConfigError, ("num_heads", "5", "32")),
+        (lambda: paper.MultiHeadSelfAttentionBlock(32, 0), ConfigError, ("num_heads", "0")),
+        (lambda: paper.TransformerEncoderBlock(30, 4), ConfigError, ("4", "30")),
+        (lambda: paper.MLPBlock(32, 0), ConfigError, ("mlp_size", "0")),
+        (lambda: paper.ViT(img_size=100), ConfigError, ("img_size", "100", "16", "Use 96")),
+        (lambda: paper.ViT(**TINY | {"img_size": (32, 36)}), ConfigError, ("36", "8")),
+        (lambda: paper.ViT(**TINY | {"num_classes": 0}), ConfigError, ("num_classes", "0")),
+        (lambda: paper.ViT(**TINY)(torch.zeros(1, 3, 40, 32)), InputError, ("32 x 32", "40 x 32", "img_size=(40, 32)")),
+        (lambda: paper.ViT(**TINY)(torch.zeros(1, 3, 33, 32)), InputError, ("33", "8")),
+        (lambda: paper.ViT(**TINY)(torch.zeros(32)), InputError, ("[32]",)),
+    ],
+)
 def test_bad_input_is_named_with_both_numbers(make, error, numbers):
     with pytest.raises(error) as caught:
         make()

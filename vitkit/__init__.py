@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {                       # public name -> module that holds it
+_HOME = {  # public name -> module that holds it
     "ViT": "vitkit.model.vit",
     "ViTConfig": "vitkit.model.config",
     "InputSpec": "vitkit.model.config",
@@ -30,8 +30,20 @@ _HOME = {                       # public name -> module that holds it
     "predict": "vitkit.evaluation.predict",
     "set_seeds": "vitkit.seeds",
 }
-_ROOMS = ("checkpoints", "data", "errors", "evaluation", "explain", "features", "huggingface", "model", "paper",
-          "report", "speed", "training")
+_ROOMS = (
+    "checkpoints",
+    "data",
+    "errors",
+    "evaluation",
+    "explain",
+    "features",
+    "huggingface",
+    "model",
+    "paper",
+    "report",
+    "speed",
+    "training",
+)
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 

@@ -14,7 +14,7 @@
 
 `state_dict()` has exactly the names of the files on the hub, so such a file loads with `load_state_dict(strict=True)`.
 Attention is written out, so attentions and head masks work. Positions are resized as Hugging Face does (bicubic);
-`config.position_resize` speaks of the engine only. Dropout stands where the library has it: after the embeddings, on
+`config.position_resize` speaks of the model only. Dropout stands where the library has it: after the embeddings, on
 the attention, after each block's two output layers; not after ViTIntermediate, unlike the paper.
 
 B images, N patches, T = 1 + N tokens, D width, h heads, d = D / h.
@@ -39,7 +39,7 @@ __all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutp
            "ViTAttention", "ViTConfig", "ViTEmbeddings", "ViTEncoder", "ViTForImageClassification", "ViTIntermediate",
            "ViTLayer", "ViTModel", "ViTOutput", "ViTPooler", "ViTSelfAttention", "ViTSelfOutput"]
 
-# What the engine can do and these classes have no place for: the field, and its only value here.
+# What the model can do and these classes have no place for: the field, and its only value here.
 FIXED: dict[str, Any] = {"pool": "cls", "class_token": True, "layer_scale": None, "num_register_tokens": 0,
                          "drop_path_rate": 0, "pad_input": False}
 

@@ -6,7 +6,7 @@
     TransformerEncoderBlock        Eqs. 2, 3            the two above, each with its residual connection
     ViT                            Eqs. 1-4             the whole model
 
-Plain torch and nothing of ours but errors, so that the tests can judge the engine (`vitkit.ViT`) by it.
+Plain torch and nothing of ours but errors, so that the tests can judge the model (`vitkit.ViT`) by it.
 Shapes are those of the defaults, ViT-B/16 at 224 pixels: B images, 14 x 14 = 196 patches, width D = 768, 12 heads.
 """
 

@@ -55,7 +55,7 @@ def test_legacy_pickles_are_read(whole: dict[str, Path]) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
 def test_truncated(dialect: str, share: float, whole: dict[str, Path], tmp_path: Path) -> None:
     data = whole[dialect].read_bytes()
-    (tmp_path / "cut").write_bytes(data[:int(len(data) * share)])
+    (tmp_path / "cut").write_bytes(data[: int(len(data) * share)])
     with pytest.raises((UnreadableFile, UnsafeFile)) as error:
         load(tmp_path / "cut", num_attention_heads=4)
     assert "\n" not in str(error.value)
@@ -76,15 +76,18 @@ def test_damaged_bytes_are_never_a_crash(data: st.DataObject, whole: dict[str, P
         load(tmp_path / "damaged", num_attention_heads=4)
 
 
-@pytest.mark.parametrize(("content", "what"), [
-    (b"", "is empty"),
-    (b"hello world, this is no checkpoint", "begins with"),
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
-    (b"<!DOCTYPE html><html>", "web page"),
-    (b"\x1f\x8b\x08\x00\x00\x00", "gzip"),
-    (b"PK\x03\x04 not really", "truncated or damaged"),
-    (b"\x08\x00\x00\x00\x00\x00\x00\x00{\"a\": 1}", "no whole safetensors file"),
-])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"),
+        (b"hello world, this is no checkpoint", "begins with"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b"\x1f\x8b\x08\x00\x00\x00", "gzip"),
+        (b"PK\x03\x04 not really", "truncated or damaged"),
+        (b'\x08\x00\x00\x00\x00\x00\x00\x00{"a": 1}', "no whole safetensors file"),
+    ],
+)
 def test_wrong_magic(content: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(content)
     with pytest.raises(UnreadableFile, match=what):
@@ -103,6 +106,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 # Code in files
+
 
 class Bomb:
     """Unpickled without care, it creates a file."""
@@ -165,22 +169,36 @@ def test_torchscript_is_refused(tmp_path: Path) -> None:
 
 # What training scripts save
 
-@pytest.mark.parametrize("wrap", [
-    lambda t: {"model": t}, lambda t: {"state_dict": t, "epoch": 3}, lambda t: {"student": {}, "teacher": t},
-    lambda t: {f"module.{name}": v for name, v in t.items()},
-    lambda t: {"state_dict": {f"module._orig_mod.{name}": v for name, v in t.items()}},
-    lambda t: {"model": OrderedDict(t), "args": argparse.Namespace(lr=0.1, name="x"), "optimizer": {"state": {}}},
-    lambda t: {"teacher": {f"module.backbone.{name}": v for name, v in t.items()}},
-], ids=["model", "state_dict", "teacher", "module.", "nested prefixes", "with arguments", "DINO"])
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: {"model": t},
+        lambda t: {"state_dict": t, "epoch": 3},
+        lambda t: {"student": {}, "teacher": t},
+        lambda t: {f"module.{name}": v for name, v in t.items()},
+        lambda t: {"state_dict": {f"module._orig_mod.{name}": v for name, v in t.items()}},
+        lambda t: {"model": OrderedDict(t), "args": argparse.Namespace(lr=0.1, name="x"), "optimizer": {"state": {}}},
+        lambda t: {"teacher": {f"module.backbone.{name}": v for name, v in t.items()}},
+    ],
+    ids=["model", "state_dict", "teacher", "module.", "nested prefixes", "with arguments", "DINO"],
+)
 def test_nested_state_dicts(wrap: Any, tmp_path: Path) -> None:
-    torch.save(wrap({name: t.clone() for name, t in to_dialect(tiny.model(num_classes=0), "timm").items()}),
-               tmp_path / "a.pth")
+    torch.save(
+        wrap({name: t.clone() for name, t in to_dialect(tiny.model(num_classes=0), "timm").items()}), tmp_path / "a.pth"
+    )
     assert tiny.same_tensors(load(tmp_path / "a.pth", num_attention_heads=4), tiny.model(num_classes=0))
 
 
-@pytest.mark.parametrize(("saved", "what"), [
-    ({"epoch": 3}, "holds no state dict.*epoch"), ([1, 2], "got a list"), ({}, "holds no state dict"),
-    ({"cls_token": torch.zeros(1), "step": 7}, "'step' among its tensors")])
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [
+        ({"epoch": 3}, "holds no state dict.*epoch"),
+        ([1, 2], "got a list"),
+        ({}, "holds no state dict"),
+        ({"cls_token": torch.zeros(1), "step": 7}, "'step' among its tensors"),
+    ],
+)
 def test_no_state_dict(saved: Any, what: str, tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "a.pth")
     with pytest.raises(TensorMismatch, match=what):
@@ -189,14 +207,16 @@ def test_no_state_dict(saved: Any, what: str, tmp_path: Path) -> None:
 
 def test_missing_and_extra_and_shapes_in_files(tmp_path: Path) -> None:
     tensors = {name: t.clone() for name, t in to_dialect(tiny.model(), "timm").items()}
-    for change, what in (({"blocks.1.mlp.fc2.bias": None}, r"lacks 1 of .* 'blocks.1.mlp.fc2.bias'"),
-                         ({"novel.weight": torch.zeros(1)}, "'novel.weight'"),
-                         ({"blocks.1.mlp.fc1.bias": torch.zeros(63)}, r"\[64\].*got \[63\]"),
-                         ({"patch_embed.proj.weight": torch.zeros(32, 3)}, "4 axes"),
-                         ({"pos_embed": None}, "'pos_embed'"),
-                         ({"patch_embed.proj.weight": torch.zeros(32, 3, 8, 4)}, "8 x 4"),
-                         ({"norm.weight": torch.zeros(32, dtype=torch.int8)}, "floating-point"),
-                         ({"blocks.999999999.norm1.bias": torch.zeros(32)}, "blocks are missing")):
+    for change, what in (
+        ({"blocks.1.mlp.fc2.bias": None}, r"lacks 1 of .* 'blocks.1.mlp.fc2.bias'"),
+        ({"novel.weight": torch.zeros(1)}, "'novel.weight'"),
+        ({"blocks.1.mlp.fc1.bias": torch.zeros(63)}, r"\[64\].*got \[63\]"),
+        ({"patch_embed.proj.weight": torch.zeros(32, 3)}, "4 axes"),
+        ({"pos_embed": None}, "'pos_embed'"),
+        ({"patch_embed.proj.weight": torch.zeros(32, 3, 8, 4)}, "8 x 4"),
+        ({"norm.weight": torch.zeros(32, dtype=torch.int8)}, "floating-point"),
+        ({"blocks.999999999.norm1.bias": torch.zeros(32)}, "blocks are missing"),
+    ):
         changed = {name: t for name, t in {**tensors, **change}.items() if t is not None}
         torch.save(changed, tmp_path / "a.pth")
         with pytest.raises(CheckpointError, match=what):
@@ -204,6 +224,7 @@ def test_missing_and_extra_and_shapes_in_files(tmp_path: Path) -> None:
 
 
 # Shards
+
 
 def shards(folder: Path, parts: int = 2) -> Path:
     from safetensors.torch import save_file
@@ -248,10 +269,13 @@ def test_bad_shards(tmp_path: Path) -> None:
 
 def test_bad_json_beside(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
-    for name, content, what in (("config.json", "{", "no JSON"), ("config.json", "[1]", "no JSON object"),
-                                ("config.json", '{"model_type": "dinov2", "hidden_size": {}}', "cannot be understood"),
-                                ("config.json", '{"architecture": "x", "pretrained_cfg": 3}', "cannot be understood"),
-                                ("preprocessor_config.json", '{"resample": 99}', "cannot be understood")):
+    for name, content, what in (
+        ("config.json", "{", "no JSON"),
+        ("config.json", "[1]", "no JSON object"),
+        ("config.json", '{"model_type": "dinov2", "hidden_size": {}}', "cannot be understood"),
+        ("config.json", '{"architecture": "x", "pretrained_cfg": 3}', "cannot be understood"),
+        ("preprocessor_config.json", '{"resample": 99}', "cannot be understood"),
+    ):
         before = (tmp_path / "hf" / name).read_text()
         (tmp_path / "hf" / name).write_text(content)
         with pytest.raises(UnreadableFile, match=what):
@@ -261,9 +285,11 @@ def test_bad_json_beside(tmp_path: Path) -> None:
 
 # Writing
 
+
 @pytest.mark.parametrize(("dialect", "name"), [*FILES.items(), ("huggingface", "hf")])
-def test_a_failed_write_changes_nothing(dialect: str, name: str, tmp_path: Path,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_changes_nothing(
+    dialect: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tiny.model(1), tmp_path / name, dialect)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
@@ -284,16 +310,23 @@ def test_a_real_limit_on_the_size_of_files(tmp_path: Path) -> None:
     for dialect, name in places.items():
         save(tiny.model(1), tmp_path / name, dialect)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    code = ("import json, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            "from tests.checkpoints import tiny\nfrom vitkit.checkpoints import save\n"
-            "from vitkit.errors import OutputError\n"
-            "for dialect, name in json.loads(sys.argv[1]).items():\n"
-            "    try: save(tiny.model(2), name, dialect)\n"
-            "    except OutputError as error: print(error)")
+    code = (
+        "import json, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from tests.checkpoints import tiny\nfrom vitkit.checkpoints import save\n"
+        "from vitkit.errors import OutputError\n"
+        "for dialect, name in json.loads(sys.argv[1]).items():\n"
+        "    try: save(tiny.model(2), name, dialect)\n"
+        "    except OutputError as error: print(error)"
+    )
     there = json.dumps({dialect: str(tmp_path / name) for dialect, name in places.items()})
-    done = subprocess.run([sys.executable, "-c", code, there], capture_output=True, text=True, check=False,
-                          cwd=Path(__file__).parents[2],
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
+    done = subprocess.run(
+        [sys.executable, "-c", code, there],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Could not write to") == len(places), done.stdout
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -324,12 +357,13 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.safetensors").mkdir()
     for place, dialect, what in (
-            (tmp_path / "file" / "a.safetensors", "native", "a part of the path is a file"),
-            (tmp_path / "folder.safetensors", "native", "a folder is in the way"),
-            (tmp_path / "a.pth", "native", r"ending in \.safetensors"),
-            (tmp_path / "a.safetensors", "google", r"ending in \.npz"),
-            (tmp_path / "a.safetensors", "huggingface", "name of a folder"),
-            (tmp_path / "file", "huggingface", "name of a folder")):
+        (tmp_path / "file" / "a.safetensors", "native", "a part of the path is a file"),
+        (tmp_path / "folder.safetensors", "native", "a folder is in the way"),
+        (tmp_path / "a.pth", "native", r"ending in \.safetensors"),
+        (tmp_path / "a.safetensors", "google", r"ending in \.npz"),
+        (tmp_path / "a.safetensors", "huggingface", "name of a folder"),
+        (tmp_path / "file", "huggingface", "name of a folder"),
+    ):
         with pytest.raises(OutputError, match=what):
             save(tiny.model(), place, dialect)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.safetensors"]

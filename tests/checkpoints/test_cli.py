@@ -50,8 +50,19 @@ def test_convert_explains(vitkit, tmp_path: Path) -> None:  # type: ignore[no-un
 
 def test_convert_changes(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     save(tiny.model(), tmp_path / "a.safetensors")
-    code, _, _ = vitkit("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--num-classes", "2",
-                        "--image-size", "16x48", "--mean", "0.4", "--std", "0.1,0.2,0.3")
+    code, _, _ = vitkit(
+        "convert",
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+        "--num-classes",
+        "2",
+        "--image-size",
+        "16x48",
+        "--mean",
+        "0.4",
+        "--std",
+        "0.1,0.2,0.3",
+    )
     assert code == 0
     found = load(tmp_path / "b.safetensors")
     assert found.config.num_classes == 2
@@ -76,13 +87,25 @@ def test_a_wrong_file_is_an_error(vitkit, tmp_path: Path, monkeypatch: pytest.Mo
     assert "do not use the file" in err
 
 
-@pytest.mark.parametrize("arguments", [
-    ("convert", "none.pth", "out.pth", "--to", "timm"), ("convert", "a.pth", "out.pth", "--to", "tim"),
-    ("convert", "a.pth", "out.npz", "--to", "google", "--mean", "x"), ("inspect", "none.pth"),
-    ("convert", "a.pth", "out.pth", "--to", "timm", "--image-size", "1x2x3"), ("inspect", "junk.pth"),
-    ("convert", "a.pth", "out.pth", "--to", "dinov2"), ("convert", "junk.pth", "out.pth", "--to", "timm")])
-def test_mistakes_are_one_sentence_and_exit_2(vitkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
-                                              arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("convert", "none.pth", "out.pth", "--to", "timm"),
+        ("convert", "a.pth", "out.pth", "--to", "tim"),
+        ("convert", "a.pth", "out.npz", "--to", "google", "--mean", "x"),
+        ("inspect", "none.pth"),
+        ("convert", "a.pth", "out.pth", "--to", "timm", "--image-size", "1x2x3"),
+        ("inspect", "junk.pth"),
+        ("convert", "a.pth", "out.pth", "--to", "dinov2"),
+        ("convert", "junk.pth", "out.pth", "--to", "timm"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    vitkit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+    arguments: tuple[str, ...],
+) -> None:
     monkeypatch.chdir(tmp_path)
     save(tiny.model(), "a.pth", "timm")
     Path("junk.pth").write_bytes(b"\x80junk")
@@ -99,8 +122,15 @@ def test_inspect(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     save(tiny.model(**tiny.MODELS["registers"]), tmp_path / "a.pth", "dinov2")
     code, out, _ = vitkit("inspect", tmp_path / "a.pth")
     assert code == 0
-    for part in ("dialect   dinov2", "none of Table 1", "1 of them not used (mask_token)", "layer_norm_eps 1e-12",
-                 "classes   0", "sha256", "mean [0.5, 0.5, 0.5]"):
+    for part in (
+        "dialect   dinov2",
+        "none of Table 1",
+        "1 of them not used (mask_token)",
+        "layer_norm_eps 1e-12",
+        "classes   0",
+        "sha256",
+        "mean [0.5, 0.5, 0.5]",
+    ):
         assert part in out
     code, out, _ = vitkit("inspect", tmp_path / "a.pth", "--json")
     values = json.loads(out)

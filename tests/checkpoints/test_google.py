@@ -24,9 +24,12 @@ def big_vision(model: Any, prefix: str = "params/", stacked: bool = False) -> Ar
     """The same model as big_vision keeps it; its class token has no position of its own."""
     result = {}
     for name, array in arrays(model).items():
-        for old, new in (("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
-                         ("LayerNorm_2", "LayerNorm_1"), ("MlpBlock_3", "MlpBlock_0"),
-                         ("Transformer/posembed_input/pos_embedding", "pos_embedding")):
+        for old, new in (
+            ("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
+            ("LayerNorm_2", "LayerNorm_1"),
+            ("MlpBlock_3", "MlpBlock_0"),
+            ("Transformer/posembed_input/pos_embedding", "pos_embedding"),
+        ):
             name = name.replace(old, new)
         result[prefix + name] = array
     if model.config.class_token:
@@ -45,10 +48,24 @@ def big_vision(model: Any, prefix: str = "params/", stacked: bool = False) -> Ar
 def timm_model(model: Any, **more: Any) -> Any:
     c = model.config
     pool = "token" if c.pool == "cls" else "avg"
-    return peer("timm").models.VisionTransformer(
-        img_size=c.image_hw, patch_size=c.patch_size, embed_dim=c.hidden_size, depth=c.num_hidden_layers,
-        num_heads=c.num_attention_heads, mlp_ratio=c.intermediate_size / c.hidden_size, num_classes=c.num_classes,
-        act_layer="gelu_tanh", class_token=c.class_token, global_pool=pool, fc_norm=False, **more).eval()
+    return (
+        peer("timm")
+        .models.VisionTransformer(
+            img_size=c.image_hw,
+            patch_size=c.patch_size,
+            embed_dim=c.hidden_size,
+            depth=c.num_hidden_layers,
+            num_heads=c.num_attention_heads,
+            mlp_ratio=c.intermediate_size / c.hidden_size,
+            num_classes=c.num_classes,
+            act_layer="gelu_tanh",
+            class_token=c.class_token,
+            global_pool=pool,
+            fc_norm=False,
+            **more,
+        )
+        .eval()
+    )
 
 
 TANH = {"layer_norm_eps": 1e-6, "hidden_act": "gelu_tanh"}
@@ -67,7 +84,7 @@ def test_forms(form: str, tmp_path: Path) -> None:
     }[form]()
     np.savez(tmp_path / "a.npz", **made)
     found, x = load(tmp_path / "a.npz"), tiny.pixels(model)
-    assert found.config.num_attention_heads == 4       # from the shape of the kernels: no variant is so narrow
+    assert found.config.num_attention_heads == 4  # from the shape of the kernels: no variant is so narrow
     assert found.config.hidden_act == "gelu_tanh"
     assert tiny.difference(found(x), model(x)) < 5e-6
     theirs = timm_model(model, **({"no_embed_class": True} if form in ("big_vision", "params/img", "stacked") else {}))
@@ -84,8 +101,10 @@ def test_optimiser_state_is_named_as_unused(tmp_path: Path, caplog: pytest.LogCa
 
 def test_bfloat16_bytes_of_jax(tmp_path: Path) -> None:
     model = tiny.model(**TANH).to(torch.bfloat16)
-    made = {name: tensor.contiguous().view(torch.uint16).numpy().view("V2")
-            for name, tensor in to_dialect(model, "google").items()}
+    made = {
+        name: tensor.contiguous().view(torch.uint16).numpy().view("V2")
+        for name, tensor in to_dialect(model, "google").items()
+    }
     np.savez(tmp_path / "a.npz", **made)
     assert tiny.same_tensors(load(tmp_path / "a.npz"), model)
 

@@ -46,8 +46,13 @@ def test_offline_says_what_to_do(cache: Path) -> None:
     with pytest.raises(HubError) as error:
         load("google/vit-base-patch16-224", revision="v1")
     said = str(error.value)
-    for part in ("https://huggingface.co/google/vit-base-patch16-224/tree/v1", "model.safetensors", "config.json",
-                 "hf download google/vit-base-patch16-224 --revision v1", str(cache)):
+    for part in (
+        "https://huggingface.co/google/vit-base-patch16-224/tree/v1",
+        "model.safetensors",
+        "config.json",
+        "hf download google/vit-base-patch16-224 --revision v1",
+        str(cache),
+    ):
         assert part in said
     assert "\n" not in said
 

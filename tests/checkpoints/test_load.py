@@ -14,7 +14,7 @@ import vitkit
 from tests.checkpoints import tiny
 from vitkit.checkpoints import load, open_checkpoint, save, to_dialect
 from vitkit.checkpoints.infer import to_channels
-from vitkit.checkpoints.known import DEFAULTS, KNOWN, preprocessing
+from vitkit.checkpoints.preprocessing_presets import DEFAULTS, KNOWN, preprocessing
 from vitkit.errors import CannotExpress, ConfigError, TensorMismatch, UnknownName
 from vitkit.model.config import NUMERICS, InputSpec
 from vitkit.model.positions import resize
@@ -71,6 +71,7 @@ def test_bad_dtype(native: Path, dtype: Any) -> None:
 
 # Image size
 
+
 @pytest.mark.parametrize("size", [64, (24, 40), (32, 16)])
 def test_resolution(native: Path, size: Any, caplog: pytest.LogCaptureFixture) -> None:
     model, found = tiny.model(), load(native, image_size=size, position_resize="torchvision")
@@ -100,6 +101,7 @@ def test_a_wide_table_that_could_be_square(tmp_path: Path) -> None:
 
 # Channels
 
+
 def test_one_channel_sees_gray_as_three_did(native: Path) -> None:
     model, found = load(native), load(native, num_channels=1)
     x = torch.randn(2, 1, 32, 32)
@@ -123,6 +125,7 @@ def test_four_channels(native: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 # Classes
+
 
 def test_new_head(native: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = load(native, num_labels=3, class_names=("a", "b", "c"))
@@ -164,6 +167,7 @@ def test_stated_classes_against_the_head(tmp_path: Path) -> None:
 
 # Heads
 
+
 @pytest.mark.parametrize(("width", "depth", "heads"), [(192, 12, 3), (384, 12, 6), (1152, 27, 16)])
 def test_heads_of_a_variant(width: int, depth: int, heads: int) -> None:
     from vitkit.checkpoints.infer import _heads
@@ -188,6 +192,7 @@ def test_heads_must_be_given(tmp_path: Path) -> None:
 
 
 # Numerics and preprocessing
+
 
 @pytest.mark.parametrize("dialect", ["timm", "torchvision", "course", "huggingface"])
 def test_numerics_of_weights_alone(dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,22 +233,25 @@ def test_unknown_override(native: Path) -> None:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
 
-@pytest.mark.parametrize(("name", "mean", "crop", "interpolation"), [
-    ("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", (0.5,) * 3, 0.9, "bicubic"),
-    ("vit_base_patch16_224.orig_in21k.pth", (0.5,) * 3, 0.9, "bicubic"),
-    ("vit_base_patch16_384.augreg_in21k_ft_in1k", (0.5,) * 3, 1.0, "bicubic"),
-    ("timm/vit_small_patch16_224.dino", IMAGENET_MEAN, 0.9, "bicubic"),
-    ("dino_deitsmall16_pretrain.pth", IMAGENET_MEAN, 0.875, "bicubic"),
-    ("mae_pretrain_vit_base.pth", IMAGENET_MEAN, 0.875, "bicubic"),
-    ("deit_small_patch16_224-cd65a155.pth", IMAGENET_MEAN, 0.875, "bicubic"),
-    ("timm/deit_small_patch16_224.fb_in1k", IMAGENET_MEAN, 0.9, "bicubic"),
-    ("facebook/dinov2-small", IMAGENET_MEAN, 0.875, "bicubic"),
-    ("dinov2_vits14_pretrain.pth", IMAGENET_MEAN, 0.875, "bicubic"),
-    ("vit_b_16-c867db91.pth", IMAGENET_MEAN, 0.875, "bilinear"),
-    ("vit_b_16_swag-9ac1b537.pth", IMAGENET_MEAN, 1.0, "bicubic"),
-    ("google/vit-base-patch16-224", (0.5,) * 3, 1.0, "bilinear"),
-    ("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz", (0.5,) * 3, 1.0, "bilinear"),
-])
+@pytest.mark.parametrize(
+    ("name", "mean", "crop", "interpolation"),
+    [
+        ("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", (0.5,) * 3, 0.9, "bicubic"),
+        ("vit_base_patch16_224.orig_in21k.pth", (0.5,) * 3, 0.9, "bicubic"),
+        ("vit_base_patch16_384.augreg_in21k_ft_in1k", (0.5,) * 3, 1.0, "bicubic"),
+        ("timm/vit_small_patch16_224.dino", IMAGENET_MEAN, 0.9, "bicubic"),
+        ("dino_deitsmall16_pretrain.pth", IMAGENET_MEAN, 0.875, "bicubic"),
+        ("mae_pretrain_vit_base.pth", IMAGENET_MEAN, 0.875, "bicubic"),
+        ("deit_small_patch16_224-cd65a155.pth", IMAGENET_MEAN, 0.875, "bicubic"),
+        ("timm/deit_small_patch16_224.fb_in1k", IMAGENET_MEAN, 0.9, "bicubic"),
+        ("facebook/dinov2-small", IMAGENET_MEAN, 0.875, "bicubic"),
+        ("dinov2_vits14_pretrain.pth", IMAGENET_MEAN, 0.875, "bicubic"),
+        ("vit_b_16-c867db91.pth", IMAGENET_MEAN, 0.875, "bilinear"),
+        ("vit_b_16_swag-9ac1b537.pth", IMAGENET_MEAN, 1.0, "bicubic"),
+        ("google/vit-base-patch16-224", (0.5,) * 3, 1.0, "bilinear"),
+        ("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz", (0.5,) * 3, 1.0, "bilinear"),
+    ],
+)
 def test_known_checkpoints(name: str, mean: tuple[float, ...], crop: float, interpolation: str) -> None:
     row = preprocessing(name)
     assert row is not None
@@ -268,12 +276,16 @@ def test_known_agrees_with_timm() -> None:
             continue
         cfg = timm.get_pretrained_cfg(name)
         assert (tuple(cfg.mean), cfg.crop_pct, cfg.interpolation) == (
-            row.spec["mean"], row.spec["crop"], row.spec["interpolation"]), name
+            row.spec["mean"],
+            row.spec["crop"],
+            row.spec["interpolation"],
+        ), name
         seen += 1
     assert seen > 20
 
 
 # JSON beside the weights
+
 
 def test_timm_folder(tmp_path: Path) -> None:
     """As timm's repositories on the hub are."""
@@ -281,24 +293,46 @@ def test_timm_folder(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     save(model, tmp_path / "t" / "model.safetensors", "timm")
     (tmp_path / "t" / "model.safetensors.vitkit.json").unlink()
-    cfg = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "num_features": 192, "global_pool": "token",
-           "pretrained_cfg": {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_pct": 0.95,
-                              "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6],
-                              "label_names": ["a", "b", "c", "d", "e"]}}
+    cfg = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": 5,
+        "num_features": 192,
+        "global_pool": "token",
+        "pretrained_cfg": {
+            "input_size": [3, 32, 32],
+            "interpolation": "bilinear",
+            "crop_pct": 0.95,
+            "mean": [0.1, 0.2, 0.3],
+            "std": [0.4, 0.5, 0.6],
+            "label_names": ["a", "b", "c", "d", "e"],
+        },
+    }
     (tmp_path / "t" / "config.json").write_text(json.dumps(cfg))
     found = load(tmp_path / "t")
     assert tiny.same_tensors(found, model)
-    assert found.input_spec == InputSpec(size=(32, 32), resize="crop", crop=0.95, interpolation="bilinear",
-                                         mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6),
-                                         class_names=("a", "b", "c", "d", "e"))
+    assert found.input_spec == InputSpec(
+        size=(32, 32),
+        resize="crop",
+        crop=0.95,
+        interpolation="bilinear",
+        mean=(0.1, 0.2, 0.3),
+        std=(0.4, 0.5, 0.6),
+        class_names=("a", "b", "c", "d", "e"),
+    )
 
 
 @pytest.mark.parametrize("edge", [224, 232, 242, 248, 256, 518])
 def test_shortest_edge_becomes_a_crop(edge: int) -> None:
-    from vitkit.checkpoints.foreign import read_preprocessor
+    from vitkit.checkpoints.external_configs import read_preprocessor
 
-    spec = read_preprocessor({"do_center_crop": True, "crop_size": {"height": 224, "width": 224},
-                              "size": {"shortest_edge": edge}, "resample": 3})
+    spec = read_preprocessor(
+        {
+            "do_center_crop": True,
+            "crop_size": {"height": 224, "width": 224},
+            "size": {"shortest_edge": edge},
+            "resample": 3,
+        }
+    )
     assert int(224 / spec["crop"]) == edge
     assert spec["interpolation"] == "bicubic"
 
@@ -314,8 +348,9 @@ def test_edited_json_wins(tmp_path: Path) -> None:
     assert found.input_spec.mean == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("change", "what"), [({"hidden_act": "quick_gelu"}, "quick_gelu"),
-                                              ({"pooler_act": "relu"}, "pooler_act")])
+@pytest.mark.parametrize(
+    ("change", "what"), [({"hidden_act": "quick_gelu"}, "quick_gelu"), ({"pooler_act": "relu"}, "pooler_act")]
+)
 def test_json_of_another_architecture(change: dict[str, Any], what: str, tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
@@ -334,13 +369,14 @@ def test_class_names_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_names_that_occur_twice_get_their_number() -> None:
-    from vitkit.checkpoints.foreign import read_beside
+    from vitkit.checkpoints.external_configs import read_beside
 
     _, spec = read_beside({"id2label": {"0": "crane", "1": "cat", "2": "crane"}}, None)
     assert spec["class_names"] == ("crane (0)", "cat", "crane (2)")
 
 
 # Sidecars and native metadata
+
 
 def test_sidecar_holds_what_the_file_cannot(tmp_path: Path) -> None:
     model = tiny.model(layer_norm_eps=1e-3, hidden_act="gelu_tanh", position_resize="dinov2")

@@ -15,12 +15,21 @@ from vitkit.checkpoints.verify import BAR, compare
 from vitkit.errors import CannotExpress
 from vitkit.jobs.convert import photos
 
-NO_PEER = {"google": ("pre-logits", "pooler")}       # timm reads these files but drops the layer
-ROWS = [(dialect, label) for dialect in ("huggingface", "timm", "torchvision", "google", "dinov2", "dinov2-hf")
-        for label, fields in tiny.MODELS.items()
-        if dialect in tiny.expressible(tiny.config(**fields)) and label not in NO_PEER.get(dialect, ())]
-LIBRARIES = {"huggingface": "transformers", "timm": "timm", "torchvision": "torchvision", "google": "timm",
-             "dinov2": "timm", "dinov2-hf": "transformers"}
+NO_PEER = {"google": ("pre-logits", "pooler")}  # timm reads these files but drops the layer
+ROWS = [
+    (dialect, label)
+    for dialect in ("huggingface", "timm", "torchvision", "google", "dinov2", "dinov2-hf")
+    for label, fields in tiny.MODELS.items()
+    if dialect in tiny.expressible(tiny.config(**fields)) and label not in NO_PEER.get(dialect, ())
+]
+LIBRARIES = {
+    "huggingface": "transformers",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "google": "timm",
+    "dinov2": "timm",
+    "dinov2-hf": "transformers",
+}
 NUMERICS = {"huggingface": {}, "dinov2-hf": {}, "google": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_tanh"}}
 
 
@@ -36,9 +45,15 @@ def test_the_library_gives_our_outputs(dialect: str, label: str, tmp_path: Path)
     assert max(row.difference for row in rows) <= BAR, rows
 
 
-@pytest.mark.parametrize(("field", "value", "dialect"), [
-    ("layer_norm_eps", 1e-2, "timm"), ("hidden_act", "gelu_tanh", "timm"), ("hidden_act", "gelu", "google"),
-    ("layer_norm_eps", 1e-2, "torchvision")])
+@pytest.mark.parametrize(
+    ("field", "value", "dialect"),
+    [
+        ("layer_norm_eps", 1e-2, "timm"),
+        ("hidden_act", "gelu_tanh", "timm"),
+        ("hidden_act", "gelu", "google"),
+        ("layer_norm_eps", 1e-2, "torchvision"),
+    ],
+)
 def test_a_difference_is_explained(field: str, value: Any, dialect: str, tmp_path: Path) -> None:
     """What a library cannot be told shows as a difference, and its cause is named."""
     peer(LIBRARIES[dialect])
@@ -69,8 +84,13 @@ def test_what_the_library_cannot_run_is_said(tmp_path: Path) -> None:
 def test_transformers_loads_the_folder(tmp_path: Path) -> None:
     library = peer("transformers")
     model = tiny.model()
-    model.input_spec = type(model.input_spec)(size=(32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6),
-                                              interpolation="bicubic", class_names=("a", "b", "c", "d", "e"))
+    model.input_spec = type(model.input_spec)(
+        size=(32, 32),
+        mean=(0.1, 0.2, 0.3),
+        std=(0.4, 0.5, 0.6),
+        interpolation="bicubic",
+        class_names=("a", "b", "c", "d", "e"),
+    )
     save(model, tmp_path / "hf", "huggingface")
     theirs, told = library.AutoModelForImageClassification.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not told["missing_keys"]
@@ -85,14 +105,21 @@ def test_transformers_loads_the_folder(tmp_path: Path) -> None:
 
 def test_we_load_what_transformers_saves(tmp_path: Path) -> None:
     library = peer("transformers")
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-             "image_size": 32, "patch_size": 8}
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 32,
+        "patch_size": 8,
+    }
     x = torch.randn(2, 3, 32, 32)
     for kind, settings, ours in (
-            ("ViTForImageClassification", library.ViTConfig(**shape, num_labels=4, hidden_act="gelu_new"), {}),
-            ("ViTModel", library.ViTConfig(**shape, qkv_bias=False), {}),
-            ("Dinov2Model", library.Dinov2Config(**shape | {"mlp_ratio": 2}), {}),
-            ("Dinov2WithRegistersModel", library.Dinov2WithRegistersConfig(**shape | {"mlp_ratio": 2}), {})):
+        ("ViTForImageClassification", library.ViTConfig(**shape, num_labels=4, hidden_act="gelu_new"), {}),
+        ("ViTModel", library.ViTConfig(**shape, qkv_bias=False), {}),
+        ("Dinov2Model", library.Dinov2Config(**shape | {"mlp_ratio": 2}), {}),
+        ("Dinov2WithRegistersModel", library.Dinov2WithRegistersConfig(**shape | {"mlp_ratio": 2}), {}),
+    ):
         theirs = getattr(library, kind)(settings).eval()
         theirs.save_pretrained(tmp_path / kind)
         model = load(tmp_path / kind, **ours)
@@ -105,14 +132,23 @@ def test_we_load_what_transformers_saves(tmp_path: Path) -> None:
         assert model.config.layer_norm_eps == settings.layer_norm_eps
 
 
-@pytest.mark.parametrize("fields", [
-    {}, {"global_pool": "avg"}, {"init_values": 0.3, "reg_tokens": 2}, {"init_values": 0.3, "no_embed_class": True},
-    {"reg_tokens": 3, "no_embed_class": True}, {"class_token": False, "global_pool": "avg", "fc_norm": False}],
-    ids=["plain", "fc_norm", "registers", "no_embed_class", "registers without positions", "no class token"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"global_pool": "avg"},
+        {"init_values": 0.3, "reg_tokens": 2},
+        {"init_values": 0.3, "no_embed_class": True},
+        {"reg_tokens": 3, "no_embed_class": True},
+        {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    ],
+    ids=["plain", "fc_norm", "registers", "no_embed_class", "registers without positions", "no class token"],
+)
 def test_we_load_what_timm_has(fields: dict[str, Any], tmp_path: Path) -> None:
     timm = peer("timm")
-    theirs = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2,
-                                           num_classes=5, **fields).eval()
+    theirs = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2, num_classes=5, **fields
+    ).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     torch.save({"state_dict": {f"module.{name}": t for name, t in theirs.state_dict().items()}}, tmp_path / "a.pth")
@@ -136,8 +172,9 @@ def test_another_resolution_as_the_library_does_it(dialect: str, size: int, tmp_
 def test_the_course_is_the_plain_replication(tmp_path: Path) -> None:
     from vitkit import paper
 
-    theirs = paper.ViT(img_size=32, patch_size=8, num_transformer_layers=2, embedding_dim=32, mlp_size=64, num_heads=4,
-                       num_classes=5).eval()
+    theirs = paper.ViT(
+        img_size=32, patch_size=8, num_transformer_layers=2, embedding_dim=32, mlp_size=64, num_heads=4, num_classes=5
+    ).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     torch.save(theirs.state_dict(), tmp_path / "a.pth")

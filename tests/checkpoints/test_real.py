@@ -43,12 +43,15 @@ def tour(ti16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photos(folder: Path, count: int) -> tuple[Tensor, Tensor]:
     """The first `count` validation photos as timm's own transform prepares them, and their classes."""
     timm, image = peer("timm"), peer("PIL.Image")
-    transform = timm.data.create_transform((3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic",
-                                           crop_pct=0.9)
+    transform = timm.data.create_transform(
+        (3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop_pct=0.9
+    )
     files = sorted((folder / "imagenet_val_500").glob("*/*.jpg"))
-    files = files[::len(files) // count][:count]
-    return (torch.stack([transform(image.open(file).convert("RGB")) for file in files]),
-            torch.tensor([int(file.parent.name) for file in files]))
+    files = files[:: len(files) // count][:count]
+    return (
+        torch.stack([transform(image.open(file).convert("RGB")) for file in files]),
+        torch.tensor([int(file.parent.name) for file in files]),
+    )
 
 
 @torch.inference_mode()
@@ -112,8 +115,9 @@ def test_transformers_reads_the_folder(theirs: Any, tour: Path, shared_data: Pat
 
 def test_torchvision_reads_the_file(theirs: Any, tour: Path, shared_data: Path) -> None:
     library = peer("torchvision")
-    model = library.models.VisionTransformer(image_size=224, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192,
-                                             mlp_dim=768).eval()
+    model = library.models.VisionTransformer(
+        image_size=224, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768
+    ).eval()
     model.load_state_dict(torch.load(tour / "d.pth", weights_only=True))
     x, _ = photos(shared_data, 10)
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import vitkit
 from tests.checkpoints import tiny
 from vitkit.checkpoints import DIALECTS, convert, from_dialect, load, save, to_dialect
-from vitkit.checkpoints.express import COLUMNS, EXPRESSES, PROPERTIES, can_express, cannot
+from vitkit.checkpoints.capabilities import COLUMNS, EXPRESSES, PROPERTIES, can_express, cannot
 from vitkit.errors import CannotExpress, ConfigError
 from vitkit.model.config import InputSpec, ViTConfig
 
@@ -38,16 +38,26 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     classes = draw(st.sampled_from([0, 1, 3, 7]))
     try:
         return ViTConfig(
-            hidden_size=width, num_attention_heads=heads, num_hidden_layers=draw(st.integers(1, 3)),
-            intermediate_size=draw(st.sampled_from([width, 2 * width, 2 * width + 1])), patch_size=patch,
-            image_size=(rows * patch, columns * patch), num_channels=draw(st.sampled_from([1, 3, 4])),
-            num_classes=classes, qkv_bias=draw(st.booleans()), class_token=class_token, pool=pool,
-            norm_after_pool=draw(st.booleans()) and pool == "mean", pre_logits=draw(st.booleans()),
-            layer_scale=draw(st.sampled_from([None, 0.5])), num_register_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_hidden_layers=draw(st.integers(1, 3)),
+            intermediate_size=draw(st.sampled_from([width, 2 * width, 2 * width + 1])),
+            patch_size=patch,
+            image_size=(rows * patch, columns * patch),
+            num_channels=draw(st.sampled_from([1, 3, 4])),
+            num_classes=classes,
+            qkv_bias=draw(st.booleans()),
+            class_token=class_token,
+            pool=pool,
+            norm_after_pool=draw(st.booleans()) and pool == "mean",
+            pre_logits=draw(st.booleans()),
+            layer_scale=draw(st.sampled_from([None, 0.5])),
+            num_register_tokens=draw(st.sampled_from([0, 0, 1, 3])),
             layer_norm_eps=draw(st.sampled_from([1e-12, 1e-6, 1e-5])),
             hidden_act=draw(st.sampled_from(["gelu", "gelu_tanh"])),
-            position_resize=draw(st.sampled_from(["google", "timm", "huggingface", "dinov2"])))
-    except ConfigError as error:      # the strategy is wrong, not the code
+            position_resize=draw(st.sampled_from(["google", "timm", "huggingface", "dinov2"])),
+        )
+    except ConfigError as error:  # the strategy is wrong, not the code
         raise AssertionError(error) from error
 
 
@@ -78,10 +88,15 @@ def test_files_of_any_model(config: ViTConfig, data: st.DataObject) -> None:
     model = tiny.model(3, **{name: getattr(config, name) for name in ViTConfig.__dataclass_fields__})
     C, K = config.num_channels, config.num_classes
     model.input_spec = InputSpec(
-        size=config.image_hw, mean=(0.1,) * C, std=(0.3,) * C, resize="crop",
+        size=config.image_hw,
+        mean=(0.1,) * C,
+        std=(0.3,) * C,
+        resize="crop",
         channels={1: "gray", 3: "rgb", 4: "raw"}[C],
-        crop=data.draw(st.sampled_from([0.9, 0.875, 1.0])), interpolation="bicubic",
-        class_names=tuple(f"class {i}" for i in range(K)))
+        crop=data.draw(st.sampled_from([0.9, 0.875, 1.0])),
+        interpolation="bicubic",
+        class_names=tuple(f"class {i}" for i in range(K)),
+    )
     first, second = (data.draw(st.sampled_from(tiny.expressible(config))) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         a, b = (Path(folder) / tiny.destination(dialect, stem) for dialect, stem in ((first, "a"), (second, "b")))
@@ -99,8 +114,11 @@ PAIRS = list(itertools.permutations(DIALECTS, 2))
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{a}-to-{b}" for a, b in PAIRS])
 def test_files_of_every_pair(source: str, target: str, tmp_path: Path) -> None:
     """Both ways through files, for a model that both can express if there is one among ours."""
-    shared = [fields for fields in tiny.MODELS.values()
-              if not cannot(tiny.config(**fields), source) and not cannot(tiny.config(**fields), target)]
+    shared = [
+        fields
+        for fields in tiny.MODELS.values()
+        if not cannot(tiny.config(**fields), source) and not cannot(tiny.config(**fields), target)
+    ]
     if not shared:
         model = tiny.model(**next(f for f in tiny.MODELS.values() if not cannot(tiny.config(**f), source)))
         there = save(model, tmp_path / tiny.destination(source), source)
@@ -112,8 +130,9 @@ def test_files_of_every_pair(source: str, target: str, tmp_path: Path) -> None:
         model = tiny.model(number, **fields)
         x = tiny.pixels(model)
         save(model, tmp_path / tiny.destination(source, f"a{number}"), source)
-        convert(tmp_path / tiny.destination(source, f"a{number}"), tmp_path / tiny.destination(target, f"b{number}"),
-                target)
+        convert(
+            tmp_path / tiny.destination(source, f"a{number}"), tmp_path / tiny.destination(target, f"b{number}"), target
+        )
         found = load(tmp_path / tiny.destination(target, f"b{number}"))
         assert tiny.same_tensors(found, model)
         assert found.config == model.config
@@ -122,12 +141,21 @@ def test_files_of_every_pair(source: str, target: str, tmp_path: Path) -> None:
 
 def test_some_pairs_share_a_model() -> None:
     """The test above cannot pass by refusing everything."""
-    both = [(a, b) for a, b in PAIRS
-            if any(not cannot(tiny.config(**f), a) and not cannot(tiny.config(**f), b)
-                   for f in tiny.MODELS.values())]
-    assert len(both) == len(PAIRS) - 2 * len([("dinov2", "torchvision"), ("dinov2", "course"), ("dinov2-hf", "course"),
-                                              ("dinov2-hf", "torchvision"), ("dinov2-hf", "huggingface"),
-                                              ("dinov2-hf", "google")])
+    both = [
+        (a, b)
+        for a, b in PAIRS
+        if any(not cannot(tiny.config(**f), a) and not cannot(tiny.config(**f), b) for f in tiny.MODELS.values())
+    ]
+    assert len(both) == len(PAIRS) - 2 * len(
+        [
+            ("dinov2", "torchvision"),
+            ("dinov2", "course"),
+            ("dinov2-hf", "course"),
+            ("dinov2-hf", "torchvision"),
+            ("dinov2-hf", "huggingface"),
+            ("dinov2-hf", "google"),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if can_express("pruned heads", name)])
@@ -155,5 +183,5 @@ def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
         found = load(tmp_path / tiny.destination(dialect, dialect))
         assert next(found.parameters()).dtype == torch.bfloat16
         assert tiny.same_tensors(found, model)
-    save(model, tmp_path / "b.npz", "google")      # NumPy has no bfloat16: float32 holds the same numbers
+    save(model, tmp_path / "b.npz", "google")  # NumPy has no bfloat16: float32 holds the same numbers
     assert tiny.same_tensors(load(tmp_path / "b.npz", dtype="bfloat16"), model)

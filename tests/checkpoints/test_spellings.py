@@ -13,9 +13,19 @@ from vitkit.errors import CannotExpress, TensorMismatch, UnknownDialect
 from vitkit.model.config import ViTConfig
 
 Tensors = dict[str, torch.Tensor]
-EXAMPLES = {name: to_dialect(tiny.model(**fields), name) for name, fields in
-            {"native": {}, "huggingface": {}, "timm": {}, "torchvision": {}, "google": {}, "course": {},
-             "dinov2": tiny.MODELS["dinov2"], "dinov2-hf": tiny.MODELS["registers"]}.items()}
+EXAMPLES = {
+    name: to_dialect(tiny.model(**fields), name)
+    for name, fields in {
+        "native": {},
+        "huggingface": {},
+        "timm": {},
+        "torchvision": {},
+        "google": {},
+        "course": {},
+        "dinov2": tiny.MODELS["dinov2"],
+        "dinov2-hf": tiny.MODELS["registers"],
+    }.items()
+}
 CONFIGS = {"dinov2": tiny.MODELS["dinov2"], "dinov2-hf": tiny.MODELS["registers"]}
 
 
@@ -44,10 +54,15 @@ def renamed(tensors: Tensors, *pairs: tuple[str, str]) -> Tensors:
     return result
 
 
-V5 = ((r"^vit\.encoder\.layer\.", "vit.layers."), (r"attention\.attention\.query", "attention.q_proj"),
-      (r"attention\.attention\.key", "attention.k_proj"), (r"attention\.attention\.value", "attention.v_proj"),
-      (r"attention\.output\.dense", "attention.o_proj"), (r"intermediate\.dense", "mlp.fc1"),
-      (r"(layers\.\d+)\.output\.dense", r"\1.mlp.fc2"))
+V5 = (
+    (r"^vit\.encoder\.layer\.", "vit.layers."),
+    (r"attention\.attention\.query", "attention.q_proj"),
+    (r"attention\.attention\.key", "attention.k_proj"),
+    (r"attention\.attention\.value", "attention.v_proj"),
+    (r"attention\.output\.dense", "attention.o_proj"),
+    (r"intermediate\.dense", "mlp.fc1"),
+    (r"(layers\.\d+)\.output\.dense", r"\1.mlp.fc2"),
+)
 OTHERS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "transformers 5, in memory": ("huggingface", V5),
     "transformers 5, base model": ("huggingface", (*V5, (r"^vit\.", ""))),
@@ -75,20 +90,23 @@ def test_base_model_file_has_no_prefix() -> None:
     assert all(name.startswith(("vit.", "classifier.")) for name in EXAMPLES["huggingface"])
 
 
-@pytest.mark.parametrize(("dialect", "extra", "what"), [
-    ("timm", "dist_token", "distillation token"),
-    ("timm", "head_dist.weight", "distillation token"),
-    ("huggingface", "vit.embeddings.distillation_token", "distillation token"),
-    ("timm", "attn_pool.latent", "MAP head"),
-    ("google", "params/MAPHead_0/probe", "MAP head"),
-    ("dinov2", "blocks.0.mlp.w12.weight", "SwiGLU"),
-    ("dinov2-hf", "encoder.layer.0.mlp.weights_in.weight", "SwiGLU"),
-    ("timm", "norm_pre.weight", "before the first block"),
-    ("timm", "blocks.0.post_norm1.weight", "post-norm"),
-    ("timm", "blocks.0.attn.q_norm.weight", "inside a block"),
-    ("timm", "rope.freqs", "rotary"),
-    ("google", "conv_root/kernel", "hybrid"),
-])
+@pytest.mark.parametrize(
+    ("dialect", "extra", "what"),
+    [
+        ("timm", "dist_token", "distillation token"),
+        ("timm", "head_dist.weight", "distillation token"),
+        ("huggingface", "vit.embeddings.distillation_token", "distillation token"),
+        ("timm", "attn_pool.latent", "MAP head"),
+        ("google", "params/MAPHead_0/probe", "MAP head"),
+        ("dinov2", "blocks.0.mlp.w12.weight", "SwiGLU"),
+        ("dinov2-hf", "encoder.layer.0.mlp.weights_in.weight", "SwiGLU"),
+        ("timm", "norm_pre.weight", "before the first block"),
+        ("timm", "blocks.0.post_norm1.weight", "post-norm"),
+        ("timm", "blocks.0.attn.q_norm.weight", "inside a block"),
+        ("timm", "rope.freqs", "rotary"),
+        ("google", "conv_root/kernel", "hybrid"),
+    ],
+)
 def test_other_architectures_are_refused_by_name(dialect: str, extra: str, what: str) -> None:
     tensors = {**EXAMPLES[dialect], extra: torch.zeros(1, 1, 32)}
     with pytest.raises(CannotExpress, match=what) as error:
@@ -112,8 +130,12 @@ def test_mask_token_is_accounted_for_but_unused() -> None:
 
 def test_full_mae_file() -> None:
     """Its decoder is named as unused, and its mask token does not make it a DINOv2 file."""
-    tensors = {**to_dialect(tiny.model(num_classes=0), "timm"), "mask_token": torch.zeros(1, 1, 32),
-               "decoder_pos_embed": torch.zeros(1, 17, 16), "decoder_blocks.0.norm1.weight": torch.zeros(16)}
+    tensors = {
+        **to_dialect(tiny.model(num_classes=0), "timm"),
+        "mask_token": torch.zeros(1, 1, 32),
+        "decoder_pos_embed": torch.zeros(1, 17, 16),
+        "decoder_blocks.0.norm1.weight": torch.zeros(16),
+    }
     assert [row.name for row in DIALECTS.values() if row.recognises(tensors)] == ["timm"]
     _, _, unused = DIALECTS["timm"].read(tensors)
     assert unused == ["mask_token", "decoder_pos_embed", "decoder_blocks.0.norm1.weight"]
@@ -141,8 +163,7 @@ def test_wrong_shapes_are_named(dialect: str) -> None:
 
 
 def test_a_tensor_twice_is_refused() -> None:
-    tensors = {**EXAMPLES["torchvision"],
-               "encoder.layers.encoder_layer_0.mlp.linear_1.bias": torch.zeros(64)}
+    tensors = {**EXAMPLES["torchvision"], "encoder.layers.encoder_layer_0.mlp.linear_1.bias": torch.zeros(64)}
     with pytest.raises(TensorMismatch, match="twice"):
         from_dialect(tensors, "torchvision", tiny.config())
 

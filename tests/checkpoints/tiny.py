@@ -8,10 +8,17 @@ import torch
 
 from vitkit import ViT, ViTConfig
 from vitkit.checkpoints import DIALECTS
-from vitkit.checkpoints.express import cannot
+from vitkit.checkpoints.capabilities import cannot
 
-SHAPE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                         "image_size": 32, "patch_size": 8, "num_classes": 5}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+}
 
 
 def config(**fields: Any) -> ViTConfig:

@@ -17,15 +17,23 @@ FROZEN = Path(__file__).with_name("command_line.json")
 
 
 def vitkit(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "vitkit", *args], capture_output=True, text=True, check=False, cwd=cwd,
-                          env=os.environ | {"COLUMNS": "160"})
+    return subprocess.run(
+        [sys.executable, "-m", "vitkit", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "160"},
+    )
 
 
 def command_line() -> dict[str, list[str]]:
     """{command: its arguments and options}."""
     group = typer.main.get_command(app)
-    return {name: sorted("/".join(sorted(option.opts)) for option in command.params)
-            for name, command in sorted(group.commands.items())}  # type: ignore[attr-defined]
+    return {
+        name: sorted("/".join(sorted(option.opts)) for option in command.params)
+        for name, command in sorted(group.commands.items())
+    }  # type: ignore[attr-defined]
 
 
 def test_the_command_line_is_frozen() -> None:
@@ -42,16 +50,16 @@ def test_every_command_has_help() -> None:
 
 
 def test_help_names_every_row_that_may_be_chosen() -> None:
-    from vitkit.cli import weights
+    from vitkit.cli import options
     from vitkit.jobs.bench import MEASURES
     from vitkit.jobs.peers import PEERS
     from vitkit.speed import ENGINES
 
-    assert weights.ENGINES.split(", ") == list(ENGINES)
+    assert options.ENGINES.split(", ") == list(ENGINES)
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     help_of = {(name, option.name): option.help for name in ("bench", "serve") for option in commands[name].params}
     for name in ("bench", "serve"):
-        assert weights.ENGINES in help_of[name, "engine"]
+        assert options.ENGINES in help_of[name, "engine"]
     for option, table in (("what", MEASURES), ("peer", PEERS)):
         assert all(row in help_of["bench", option] for row in table)
 
@@ -85,14 +93,17 @@ def test_walk(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "patches.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["describe", "vit-x/16"], ["Unknown variant 'vit-x/16'", "did you mean"]),
-    (["describe", "vit-b/16", "--image-size", "225"], ["225", "multiple"]),
-    (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
-    (["walk", "--model", "nothing"], ["Unknown variant"]),
-    (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
-    (["bench", "--what", "data", "--merge", "8"], ["merge is for inference", "leave it out"]),
-])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["describe", "vit-x/16"], ["Unknown variant 'vit-x/16'", "did you mean"]),
+        (["describe", "vit-b/16", "--image-size", "225"], ["225", "multiple"]),
+        (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
+        (["walk", "--model", "nothing"], ["Unknown variant"]),
+        (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
+        (["bench", "--what", "data", "--merge", "8"], ["merge is for inference", "leave it out"]),
+    ],
+)
 def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
     done = vitkit(*args)
     assert done.returncode == 2
@@ -103,6 +114,11 @@ def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    done = subprocess.run(f"{sys.executable} -m vitkit describe vit-b/16 | head -1", shell=True, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        f"{sys.executable} -m vitkit describe vit-b/16 | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Traceback" not in done.stderr

@@ -63,8 +63,11 @@ def test_every_operation_does_something_at_full_strength(name):
 @pytest.mark.parametrize("factor", [0.0, 0.3, 0.6, 1.0, 1.4, 2.0])
 def test_colour_operations_are_pillows(factor):
     image = picture(4, (50, 40))
-    for ours, theirs in ((brightness, ImageEnhance.Brightness), (contrast, ImageEnhance.Contrast),
-                         (blend_gray, ImageEnhance.Color)):
+    for ours, theirs in (
+        (brightness, ImageEnhance.Brightness),
+        (contrast, ImageEnhance.Contrast),
+        (blend_gray, ImageEnhance.Color),
+    ):
         far = np.asarray(ours(image, factor)).astype(int) - np.asarray(theirs(image).enhance(factor))
         assert np.abs(far).max() <= 1
 
@@ -102,14 +105,21 @@ def test_erasing_paints_one_rectangle_of_the_asked_area():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("how", [Augment(erase=0.5), Augment(scale=(0.5, 1.0), erase=1.0, erase_fill="noise"),
-                                 Augment(interpolation="nearest", flip=0.0),
-                                 Augment(interpolation="bicubic", flip=1.0)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Augment(erase=0.5),
+        Augment(scale=(0.5, 1.0), erase=1.0, erase_fill="noise"),
+        Augment(interpolation="nearest", flip=0.0),
+        Augment(interpolation="bicubic", flip=1.0),
+    ],
+)
 def test_many_at_a_time_are_the_same_bytes(channels, how):
     draw = generator(5)
     images = [draw.integers(0, 256, (28, 24, channels), dtype=np.uint8) for _ in range(60)]
-    spec = InputSpec(size=(28, 26), channels="gray" if channels == 1 else "rgb", mean=(0.3,) * channels,
-                     std=(0.2,) * channels)
+    spec = InputSpec(
+        size=(28, 26), channels="gray" if channels == 1 else "rgb", mean=(0.3,) * channels, std=(0.2,) * channels
+    )
     assert takes_many(how, spec, images)
     many = augment_many(images, spec, how, [generator(seed) for seed in range(60)])
     for seed, image in enumerate(images):
@@ -147,15 +157,25 @@ def test_a_turned_photo_is_cut_upright():
     exif = Image.Exif()
     exif[0x0112] = 6
     image = Image.new("RGB", (100, 60), (255, 0, 0))
-    image.paste((0, 0, 255), (0, 0, 50, 60))      # left blue, right red: upright, the top is blue
+    image.paste((0, 0, 255), (0, 0, 50, 60))  # left blue, right red: upright, the top is blue
     how = Augment(scale=(1.0, 1.0), ratio=(0.6, 0.6), flip=0.0)
     x = augment(encoded(image, exif=exif.tobytes()), InputSpec(size=(50, 30)), how, generator(0))
     assert x[2, 5].float().mean() > 200
     assert x[0, -5].float().mean() > 200
 
 
-@pytest.mark.parametrize("wrong", [{"flip": 2}, {"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"ratio": (2, 1)},
-                                   {"erase_fill": "black"}, {"rand_layers": -1}, {"interpolation": "lanczos"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flip": 2},
+        {"scale": (0.5, 0.1)},
+        {"scale": (0, 1)},
+        {"ratio": (2, 1)},
+        {"erase_fill": "black"},
+        {"rand_layers": -1},
+        {"interpolation": "lanczos"},
+    ],
+)
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ConfigError):
         Augment(**wrong)
@@ -239,6 +259,6 @@ def test_jitter_is_the_three_operations_one_after_the_other():
         for which in order:
             expected = (brightness, contrast, blend_gray)[which](expected, (0.7, 1.3, 0.6)[which])
         got = color_jitter(x, 0.4, Fixed((0.7, 1.3, 0.6), order)).permute(1, 2, 0).numpy()
-        assert np.abs(got.astype(int) - np.asarray(expected)).max() <= 3      # Pillow cuts off after every operation
+        assert np.abs(got.astype(int) - np.asarray(expected)).max() <= 3  # Pillow cuts off after every operation
     gray = color_jitter(x[:1], 0.4, Fixed((0.7, 1.0, 0.6), [2, 0, 1]))
     assert torch.equal(gray, (x[:1] * 0.7).round().to(torch.uint8))

@@ -103,7 +103,8 @@ def test_bad_images_stay_bad_and_named(tmp_path):
     source = open_source(tmp_path / "odd", "all")
     kept = cached(source, tmp_path / "cache", workers=0)
     assert {source.names[int(i)] for i in json.loads((tmp_path / "cache/cache.json").read_text())["bad"]} == {
-        f"x/{name}" for name in BAD}
+        f"x/{name}" for name in BAD
+    }
     with pytest.raises(BadImage, match=r"^x/empty\.jpg: the file is empty"):
         kept.read(list(source.names).index("x/empty.jpg"))
     loader = EvalLoader(kept, InputSpec(size=(16, 16)), workers=0, bad_images="skip")

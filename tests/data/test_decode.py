@@ -12,10 +12,13 @@ from tests.data.images import BAD, encoded, odd_files, picture
 from vitkit.data.decode import decode, region, to_channels
 from vitkit.errors import BadImage
 
-room = importlib.import_module("vitkit.data.decode")      # the package has a function of that name
+room = importlib.import_module("vitkit.data.decode")  # the package has a function of that name
 FILES = odd_files()
 REASONS = {
-    "truncated.jpg": "truncated", "truncated.png": "truncated", "empty.jpg": "0 bytes", "text.jpg": "not an image",
+    "truncated.jpg": "truncated",
+    "truncated.png": "truncated",
+    "empty.jpg": "0 bytes",
+    "text.jpg": "not an image",
     "bomb.png": "megapixels",
 }
 
@@ -100,7 +103,7 @@ def test_the_accelerator_changes_no_pixel(shared_data, monkeypatch):
     monkeypatch.setattr(room, "simplejpeg", None)
     assert all(np.array_equal(a, np.asarray(decode(f.read_bytes()))) for a, f in zip(fast, files, strict=True))
     assert np.array_equal(fast_cut, region(big, "big", box, (224, 224), "rgb", 3))
-    assert fast_cut.shape[0] < 1139 / 3          # it was decoded at a quarter
+    assert fast_cut.shape[0] < 1139 / 3  # it was decoded at a quarter
 
 
 @pytest.mark.parametrize("size", [(2000, 1500), (1999, 1501), (640, 480)])
@@ -128,7 +131,7 @@ def test_bytes_of_no_image_never_escape_as_another_error():
         for at in rng.integers(0, len(broken), 30):
             broken[at] = int(rng.integers(0, 256))
         with contextlib.suppress(BadImage):
-            decode(bytes(broken[:int(rng.integers(1, len(broken)))]), f"{n}.jpg")
+            decode(bytes(broken[: int(rng.integers(1, len(broken)))]), f"{n}.jpg")
 
 
 @pytest.mark.parametrize("tag", range(1, 9))

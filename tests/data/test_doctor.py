@@ -11,13 +11,20 @@ from vitkit.cli import app
 from vitkit.data import examine, move_aside, open_source
 from vitkit.errors import DataError
 
-EXPECTED = {      # file -> (level, words of its reason)
-    "truncated.jpg": ("bad", "truncated"), "truncated.png": ("bad", "truncated"), "empty.jpg": ("bad", "0 bytes"),
-    "text.jpg": ("bad", "not an image"), "bomb.png": ("bad", "decompression bomb"), "cmyk.jpg": ("note", "CMYK"),
-    "sixteen.png": ("note", "16-bit"), "palette.png": ("note", "palette"),
+EXPECTED = {  # file -> (level, words of its reason)
+    "truncated.jpg": ("bad", "truncated"),
+    "truncated.png": ("bad", "truncated"),
+    "empty.jpg": ("bad", "0 bytes"),
+    "text.jpg": ("bad", "not an image"),
+    "bomb.png": ("bad", "decompression bomb"),
+    "cmyk.jpg": ("note", "CMYK"),
+    "sixteen.png": ("note", "16-bit"),
+    "palette.png": ("note", "palette"),
     "animated.gif": ("note", "first of 3 frames"),
-    "misnamed.png": ("note", "JPEG file that ends in .png"), "rotated.jpg": ("note", "EXIF-rotated"),
-    "huge.jpg": ("note", "20000 x 40 px"), "rgba.png": ("note", "alpha is dropped"),
+    "misnamed.png": ("note", "JPEG file that ends in .png"),
+    "rotated.jpg": ("note", "EXIF-rotated"),
+    "huge.jpg": ("note", "20000 x 40 px"),
+    "rgba.png": ("note", "alpha is dropped"),
 }
 
 
@@ -71,8 +78,10 @@ def test_fix_moves_and_never_deletes(folder):
     assert after | moved == before
     assert {f.name for f in moved} == BAD
     record = json.loads((aside / "moved.json").read_text())
-    assert record["train/odd/empty.jpg"] == {"from": str(folder / "train/odd/empty.jpg"),
-                                             "reason": "the file is empty (0 bytes)"}
+    assert record["train/odd/empty.jpg"] == {
+        "from": str(folder / "train/odd/empty.jpg"),
+        "reason": "the file is empty (0 bytes)",
+    }
     assert all(f.moved_to for f in report.bad)
     assert not examine(folder, workers=0).bad
     assert len(open_source(folder)) == 30 - len(BAD)
@@ -99,7 +108,7 @@ def test_damage_that_pillow_passes_over_is_noted(tmp_path):
     class_folder(tmp_path, {"a": 2}, (200, 150))
     file = tmp_path / "a/000.jpg"
     data = bytearray(file.read_bytes())
-    data[len(data) // 2:len(data) // 2 + 2] = b"\xff\xd9"      # an end marker in the middle of the picture
+    data[len(data) // 2 : len(data) // 2 + 2] = b"\xff\xd9"  # an end marker in the middle of the picture
     file.write_bytes(bytes(data))
     report = examine(tmp_path, workers=0)
     assert any(f.name == "a/000.jpg" for f in report.findings)

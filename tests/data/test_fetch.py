@@ -57,7 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if server.cuts:
             server.cuts -= 1
-            self.wfile.write(body[:len(body) // 2])
+            self.wfile.write(body[: len(body) // 2])
             return
         self.wfile.write(body)
 
@@ -91,7 +91,7 @@ def test_a_cut_connection_is_taken_up_where_it_ended(serve, tmp_path):
     assert server.asked == [None, f"bytes={half}-", f"bytes={half + (len(data) - half) // 2}-"]
     assert not (tmp_path / "x.zip.part").exists()
     fetch(server.url, tmp_path / "x.zip", advice="-")
-    assert len(server.asked) == 3                       # what is there is not asked for
+    assert len(server.asked) == 3  # what is there is not asked for
 
 
 def test_the_next_run_resumes_what_the_last_one_left(serve, tmp_path):
@@ -121,7 +121,10 @@ def test_food_is_fetched_checked_and_recorded(serve, tmp_path):
     assert root == tmp_path / "cache/pizza_steak_sushi"
     assert sorted(p.name for p in root.iterdir()) == ["test", "train"]
     assert json.loads((tmp_path / "cache/pizza_steak_sushi.source.json").read_text()) == {
-        "url": server.url, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        "url": server.url,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+    }
     asked = len(server.asked)
     assert food.fetched(server.url, MANIFEST) == root
     assert len(server.asked) == asked

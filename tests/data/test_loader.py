@@ -78,12 +78,12 @@ def test_tiny_images_are_the_same_for_any_number_of_workers_and_each_as_if_alone
     if mix is None:
         source, loader = Tiny(shape), TrainLoader(Tiny(shape), spec, how, batch_size=300, seed=3)
         for x, (epoch, index) in zip(here[1].pixels, loader.rows(1), strict=True):
-            image, _ = source.read(index)      # as Pillow has it, not as the array that the loader takes
+            image, _ = source.read(index)  # as Pillow has it, not as the array that the loader takes
             assert torch.equal(x, normalize(augment(image, spec, how, rng(3, "sample", epoch, index))[None], spec)[0])
 
 
 def test_workers_when_nobody_says_how_many(photos):
-    assert TrainLoader(Tiny(), SPEC).workers == 0               # the CPU trains
+    assert TrainLoader(Tiny(), SPEC).workers == 0  # the CPU trains
     assert TrainLoader(Tiny(), SPEC, device="cuda").workers >= 1
     assert EvalLoader(Tiny(), SPEC, device="cuda").workers == 0
     assert TrainLoader(photos, SPEC).workers >= 1
@@ -98,8 +98,11 @@ def test_tiny_images_that_are_bad_are_skipped(workers):
     assert len(seen) == 900
     assert {loader.source.names[i] for i in broken} == set(loader.skipped)
     assert set(seen) == set(range(400)) - broken
-    kept = [i for batch in EvalLoader(Tiny(broken=broken), SPEC, batch_size=300, workers=workers, bad_images="skip")
-            for i in batch.index.tolist()]
+    kept = [
+        i
+        for batch in EvalLoader(Tiny(broken=broken), SPEC, batch_size=300, workers=workers, bad_images="skip")
+        for i in batch.index.tolist()
+    ]
     assert kept == [i for i in range(400) if i not in broken]
 
 
@@ -117,8 +120,11 @@ def test_starting_at_a_step_is_having_come_there(photos):
 @pytest.mark.parametrize("mix", [Mix(), MIX, Mix(mixup=0.2), Mix(cutmix=1.0)], ids=["none", "both", "mixup", "cutmix"])
 def test_processes_together_see_the_batch_of_one(photos, ranks, mix):
     def run(rank, of):
-        return list(TrainLoader(photos, SPEC, STRONG, batch_size=16, seed=2, mix=mix, workers=0, rank=rank,
-                                ranks=of).batches(2, 5))
+        return list(
+            TrainLoader(photos, SPEC, STRONG, batch_size=16, seed=2, mix=mix, workers=0, rank=rank, ranks=of).batches(
+                2, 5
+            )
+        )
 
     parts = [run(rank, ranks) for rank in range(ranks)]
     for step, whole in enumerate(run(0, 1)):
@@ -180,8 +186,9 @@ def test_fail_names_the_first_bad_image(damaged, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skip_leaves_bad_images_out_of_evaluation_and_names_each_once(damaged, workers):
     told = []
-    loader = EvalLoader(damaged, SPEC, batch_size=4, workers=workers, bad_images="skip",
-                        on_bad=lambda name, why: told.append(name))
+    loader = EvalLoader(
+        damaged, SPEC, batch_size=4, workers=workers, bad_images="skip", on_bad=lambda name, why: told.append(name)
+    )
     seen = [i for batch in loader for i in batch.index.tolist()]
     assert {damaged.names[i] for i in seen} == {n for n in damaged.names if n.partition("/")[2] not in BAD}
     assert len(seen) == len(set(seen)) == 20
@@ -191,8 +198,18 @@ def test_skip_leaves_bad_images_out_of_evaluation_and_names_each_once(damaged, w
 
 def test_skip_fills_training_batches_with_readable_images(damaged):
     def run(workers, ranks=1, rank=0):
-        loader = TrainLoader(damaged, SPEC, STRONG, batch_size=10, seed=4, mix=MIX, workers=workers, bad_images="skip",
-                             rank=rank, ranks=ranks)
+        loader = TrainLoader(
+            damaged,
+            SPEC,
+            STRONG,
+            batch_size=10,
+            seed=4,
+            mix=MIX,
+            workers=workers,
+            bad_images="skip",
+            rank=rank,
+            ranks=ranks,
+        )
         return list(loader.batches(0, 6)), loader.skipped
 
     batches, skipped = run(0)
@@ -200,7 +217,7 @@ def test_skip_fills_training_batches_with_readable_images(damaged):
     assert set(skipped) == {f"odd/{name}" for name in BAD}
     bad = {i for i, name in enumerate(damaged.names) if name in skipped}
     assert not bad & {i for b in batches for i in b.index.tolist()}
-    assert all(b.pixels.flatten(1).std(1).min() > 0 for b in batches)       # none is black
+    assert all(b.pixels.flatten(1).std(1).min() > 0 for b in batches)  # none is black
     assert all(same(a, b) for a, b in zip(batches, run(2)[0], strict=True))
     halves = [run(0, 2, rank)[0] for rank in range(2)]
     for step, whole in enumerate(batches):
@@ -232,8 +249,9 @@ def test_mixing_is_visible_in_targets_and_pixels(photos):
         assert torch.allclose(mixed.pixels[k], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}, {"bad_images": "ignore"}, {"rank": 1},
-                                   {"batch_size": 1, "ranks": 2}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"workers": -1}, {"bad_images": "ignore"}, {"rank": 1}, {"batch_size": 1, "ranks": 2}]
+)
 def test_nonsense_is_refused(photos, wrong):
     with pytest.raises(ConfigError):
         TrainLoader(photos, SPEC, **wrong)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MEASURE = '''
+MEASURE = """
 import gc, multiprocessing, os, sys
 from PIL import Image
 from vitkit.data import Augment, TrainLoader
@@ -39,7 +39,7 @@ def measure(count):
 small = measure(1000)
 large = measure(1_000_000)
 print(large - small)
-'''
+"""
 
 
 def test_a_million_names_stay_under_200_mb_in_all_workers_together():

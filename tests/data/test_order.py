@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vitkit.data.order import Order, rng, rngs, seed_words, share
 from vitkit.errors import ConfigError
 
-DRAWN = [0.3546178129773735, 0.45937788753132336]      # a change of these changes every recorded run
+DRAWN = [0.3546178129773735, 0.45937788753132336]  # a change of these changes every recorded run
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**31))
@@ -50,8 +50,15 @@ def test_seed_and_epoch_change_the_order():
 
 
 def test_no_two_places_share_a_stream():
-    places = [("sample", 0), ("sample", 0, 0), ("sample", 0, 1), ("sample", 1, 0), ("order", 0), ("order", 1),
-              ("mix", 0)]
+    places = [
+        ("sample", 0),
+        ("sample", 0, 0),
+        ("sample", 0, 1),
+        ("sample", 1, 0),
+        ("order", 0),
+        ("order", 1),
+        ("mix", 0),
+    ]
     draws = [rng(5, *place).random() for place in places]
     assert len(set(draws)) == len(places)
     assert draws == [rng(5, *place).random() for place in places]
@@ -76,8 +83,9 @@ def test_seeds_of_many_places_are_numpys(entropy, words):
 def test_generators_of_many_places_are_those_of_each(seed):
     for places in ([], [(0, 0)], [(3, i) for i in range(40)], [(0, 2**32 - 1), (2**33, 7)], [(4,)]):
         draws = [(g.random(), g.integers(0, 7), g.random()) for g in rngs(seed, "sample", places)]
-        assert draws == [(g.random(), g.integers(0, 7), g.random())
-                         for g in (rng(seed, "sample", *place) for place in places)]
+        assert draws == [
+            (g.random(), g.integers(0, 7), g.random()) for g in (rng(seed, "sample", *place) for place in places)
+        ]
 
 
 def test_draws_are_those_of_every_run_before():
@@ -92,9 +100,16 @@ def test_global_generators_are_left_alone():
     assert (np.random.get_state()[1] == before).all()
 
 
-@pytest.mark.parametrize("make", [lambda: Order(0, 4), lambda: Order(4, 0), lambda: rng(-1, "order", 0),
-                                  lambda: next(rngs(-1, "sample", [(0, 0)])),
-                                  lambda: share(4, 2, 2)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Order(0, 4),
+        lambda: Order(4, 0),
+        lambda: rng(-1, "order", 0),
+        lambda: next(rngs(-1, "sample", [(0, 0)])),
+        lambda: share(4, 2, 2),
+    ],
+)
 def test_nonsense_is_refused(make):
     with pytest.raises(ConfigError):
         make()

@@ -30,8 +30,10 @@ TIMM = {
 
 def images(shared_data: Path) -> list[Image.Image]:
     """Fifty real photos, among them grayscale, RGBA, and extreme portraits and landscapes."""
-    files = [*sorted((shared_data / "imagenet_val_500").glob("*/*.jpg"))[::15],
-             *sorted((shared_data / "pizza_steak_sushi/test").glob("*/*.jpg"))[::5]][:44]
+    files = [
+        *sorted((shared_data / "imagenet_val_500").glob("*/*.jpg"))[::15],
+        *sorted((shared_data / "pizza_steak_sushi/test").glob("*/*.jpg"))[::5],
+    ][:44]
     found = [decode(f.read_bytes(), f.name) for f in files]
     found += [found[0].convert("L"), found[1].convert("RGBA"), found[2].convert("LA")]
     found += [found[3].resize((1000, 60)), found[4].resize((61, 900)), found[5].resize((225, 224))]
@@ -43,18 +45,27 @@ def images(shared_data: Path) -> list[Image.Image]:
 def test_bit_equal_to_timm(name, shared_data):
     spec = TIMM[name]
     transform = peer("timm.data").create_transform(
-        spec.size[0], is_training=False, interpolation=spec.interpolation, crop_pct=spec.crop, mean=spec.mean,
-        std=spec.std)
+        spec.size[0],
+        is_training=False,
+        interpolation=spec.interpolation,
+        crop_pct=spec.crop,
+        mean=spec.mean,
+        std=spec.std,
+    )
     for number, image in enumerate(images(shared_data)):
         assert torch.equal(preprocess(image, spec), transform(image.convert("RGB"))), number
 
 
-@pytest.mark.parametrize("spec", [InputSpec(), InputSpec(size=(384, 384), interpolation="bicubic", **IMAGENET)],
-                         ids=["vit", "384 bicubic"])
+@pytest.mark.parametrize(
+    "spec", [InputSpec(), InputSpec(size=(384, 384), interpolation="bicubic", **IMAGENET)], ids=["vit", "384 bicubic"]
+)
 def test_bit_equal_to_hugging_face_with_pillow(spec, shared_data):
     processor = peer("transformers.models.vit.image_processing_pil_vit").ViTImageProcessorPil(
-        size={"height": spec.size[0], "width": spec.size[1]}, image_mean=list(spec.mean), image_std=list(spec.std),
-        resample=3 if spec.interpolation == "bicubic" else 2)
+        size={"height": spec.size[0], "width": spec.size[1]},
+        image_mean=list(spec.mean),
+        image_std=list(spec.std),
+        resample=3 if spec.interpolation == "bicubic" else 2,
+    )
     for number, image in enumerate(images(shared_data)):
         theirs = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
         assert torch.equal(preprocess(image, spec), theirs), number
@@ -65,7 +76,7 @@ def test_within_one_level_of_hugging_face_with_tensors(shared_data):
     spec = InputSpec(backend="tensor")
     for number, image in enumerate(images(shared_data)):
         theirs = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
-        far = (preprocess(image, spec) - theirs).abs().max().item() * 255 / 2      # std 0.5: a level is 2 / 255
+        far = (preprocess(image, spec) - theirs).abs().max().item() * 255 / 2  # std 0.5: a level is 2 / 255
         assert far < 1.01, number
 
 
@@ -74,8 +85,9 @@ def test_other_than_square_is_timm_too(size, shape):
     # bilinear: timm forgets to hand any other filter on to its resize of other than square sizes
     timm = peer("timm.data")
     spec = InputSpec(size=size, resize="crop", crop=0.9)
-    transform = timm.create_transform((3, *size), is_training=False, interpolation="bilinear", crop_pct=0.9,
-                                      mean=spec.mean, std=spec.std)
+    transform = timm.create_transform(
+        (3, *size), is_training=False, interpolation="bilinear", crop_pct=0.9, mean=spec.mean, std=spec.std
+    )
     image = picture(1, shape)
     assert torch.equal(preprocess(image, spec), transform(image))
 
@@ -84,8 +96,9 @@ def test_gray_and_raw_channels():
     image = picture(0)
     gray = preprocess(image, InputSpec(size=(28, 28), channels="gray", mean=(0.5,), std=(0.5,)))
     assert gray.shape == (1, 28, 28)
-    assert torch.equal(gray, preprocess(image.convert("L"), InputSpec(size=(28, 28), channels="gray", mean=(0.5,),
-                                                                     std=(0.5,))))
+    assert torch.equal(
+        gray, preprocess(image.convert("L"), InputSpec(size=(28, 28), channels="gray", mean=(0.5,), std=(0.5,)))
+    )
     four = InputSpec(size=(28, 28), channels="raw", mean=(0.5,) * 4, std=(0.5,) * 4)
     assert preprocess(image.convert("RGBA"), four)[3].unique().tolist() == [1.0]
 
@@ -127,13 +140,25 @@ def test_conversion_leaves_a_fitting_image_alone():
     assert to_channels(image, "rgb", 3) is image
 
 
-@given(st.integers(1, 400), st.integers(1, 400), st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
-       st.sampled_from(["RGB", "L", "RGBA"]), st.sampled_from([1.0, 0.9, 0.5]))
+@given(
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+    st.sampled_from(["RGB", "L", "RGBA"]),
+    st.sampled_from([1.0, 0.9, 0.5]),
+)
 @settings(deadline=None, max_examples=150)
 def test_any_size_is_one_resize_and_one_crop_of_pillow(width, height, interpolation, mode, crop):
     count = len(Image.new(mode, (1, 1)).getbands())
-    spec = InputSpec(size=(32, 32), resize="crop", crop=crop, interpolation=interpolation, mean=(0.5,) * count,
-                     std=(0.5,) * count, channels="raw")
+    spec = InputSpec(
+        size=(32, 32),
+        resize="crop",
+        crop=crop,
+        interpolation=interpolation,
+        mean=(0.5,) * count,
+        std=(0.5,) * count,
+        channels="raw",
+    )
     array = np.random.default_rng(width).integers(0, 256, (height, width, 4), dtype=np.uint8)
     image = Image.fromarray(array).convert(mode)
     w, h = resized(width, height, spec)

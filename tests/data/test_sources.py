@@ -16,7 +16,7 @@ from tests.data.images import class_folder, encoded, picture
 from vitkit.data import SOURCES, open_source, open_splits
 from vitkit.data.base import Pixels, Subset, stratified
 from vitkit.data.idx import read_idx
-from vitkit.data.names import Names, natural
+from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, ConfigError, DataError, UnknownName, pick
 
 
@@ -41,8 +41,10 @@ def write_parquet(root):
 
     class_folder(root, {"cat": 6, "dog": 8})
     files = sorted(root.glob("*/*.jpg"))
-    parquet.write_table(table({"path": [str(f.relative_to(root)) for f in files],
-                               "label": [f.parent.name for f in files]}), root / "labels.parquet")
+    parquet.write_table(
+        table({"path": [str(f.relative_to(root)) for f in files], "label": [f.parent.name for f in files]}),
+        root / "labels.parquet",
+    )
     return root / "labels.parquet"
 
 
@@ -83,8 +85,14 @@ def write_folder(root):
     return class_folder(root, {"cat": 6, "dog": 8})
 
 
-MADE = {"folder": write_folder, "csv": write_csv, "parquet": write_parquet, "hf": write_hf, "tar": write_tar,
-        "idx": write_idx}
+MADE = {
+    "folder": write_folder,
+    "csv": write_csv,
+    "parquet": write_parquet,
+    "hf": write_hf,
+    "tar": write_tar,
+    "idx": write_idx,
+}
 
 
 def make(kind, tmp_path):
@@ -142,7 +150,7 @@ def test_an_unreadable_image_is_named(kind, tmp_path):
     if kind == "tar":
         shard = tmp_path / "made/shard-0.tar"
         data = shard.read_bytes()
-        shard.write_bytes(data[:512] + bytes(1024) + data[1536:])      # the start of the first member's bytes
+        shard.write_bytes(data[:512] + bytes(1024) + data[1536:])  # the start of the first member's bytes
         source = open_source(place, "all")
         with pytest.raises(BadImage, match=r"shard-0\.tar/000000\.jpg"):
             source.read(0)
@@ -167,6 +175,7 @@ def test_the_order_is_not_the_file_systems(photos, monkeypatch):
     import os
 
     names = list(open_source(photos).names)
+
     class Reversed(list):
         __enter__ = list.copy
 
@@ -211,13 +220,16 @@ def test_hidden_files_and_other_files_are_not_images(photos):
     assert len(open_source(photos)) == count
 
 
-@pytest.mark.parametrize(("spec", "says"), [
-    ("nowhere/at/all", "There is no data at 'nowhere/at/all'"),
-    ("digits:here", "take no place"),
-    ("folder:nowhere", "no folder"),
-    ("food:nowhere", "no folder"),
-    ("idx:nowhere", "No IDX files"),
-])
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nowhere/at/all", "There is no data at 'nowhere/at/all'"),
+        ("digits:here", "take no place"),
+        ("folder:nowhere", "no folder"),
+        ("food:nowhere", "no folder"),
+        ("idx:nowhere", "No IDX files"),
+    ],
+)
 def test_mistakes_are_one_sentence(spec, says):
     with pytest.raises(DataError, match=says):
         open_source(spec)
@@ -240,13 +252,18 @@ def test_folders_without_classes_and_without_images(tmp_path):
 def test_csv_with_splits_and_with_mistakes(tmp_path):
     class_folder(tmp_path, {"cat": 3})
     table = tmp_path / "t.csv"
-    table.write_text("﻿file,class,split\ncat/000.jpg,7,train\ncat/001.jpg,10,train\ncat/002.jpg,7,validation\n",
-                     encoding="utf-8")
+    table.write_text(
+        "﻿file,class,split\ncat/000.jpg,7,train\ncat/001.jpg,10,train\ncat/002.jpg,7,validation\n", encoding="utf-8"
+    )
     assert open_source(table).class_names == open_source(table, "val").class_names == ("7", "10")
     assert len(open_source(table)) == 2
-    for text, says in {"path\nx\n": "no column 'label'", "path,label\nx\n": "line 2: expected 2 cells",
-                       "path,label,split\nx,y,sometimes\n": "row 2: unknown split 'sometimes'", "": "is empty",
-                       "path,label\nx,\n": "row 2: expected a path and a label"}.items():
+    for text, says in {
+        "path\nx\n": "no column 'label'",
+        "path,label\nx\n": "line 2: expected 2 cells",
+        "path,label,split\nx,y,sometimes\n": "row 2: unknown split 'sometimes'",
+        "": "is empty",
+        "path,label\nx,\n": "row 2: expected a path and a label",
+    }.items():
         table.write_text(text)
         with pytest.raises(DataError, match=says):
             open_source(table)
@@ -259,7 +276,7 @@ def test_tar_is_indexed_once_and_again_when_it_changes(tmp_path):
     index = json.loads(kept.read_text())
     index["rows"] = index["rows"][:5]
     kept.write_text(json.dumps(index))
-    assert len(open_source(place, "all")) == 5          # the kept list is what is read
+    assert len(open_source(place, "all")) == 5  # the kept list is what is read
     with tarfile.open(place / "shard-1.tar", "a") as tar:
         for name, data in {"new.jpg": encoded(picture(99)), "new.json": b'{"label": 1}'}.items():
             info = tarfile.TarInfo(name)
@@ -279,8 +296,9 @@ def test_tar_with_folders_for_classes(tmp_path):
     assert source.class_names == ("n02", "n10")
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\0\x08", struct.pack(">HBBI", 0, 8, 1, 9) + b"12",
-                                  struct.pack(">HBBI", 0, 13, 1, 1) + b"1234"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\0\x08", struct.pack(">HBBI", 0, 8, 1, 9) + b"12", struct.pack(">HBBI", 0, 13, 1, 1) + b"1234"]
+)
 def test_broken_idx_files_are_named(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(DataError, match=str(tmp_path / "x")):
@@ -342,7 +360,7 @@ def test_subsets_and_pixels():
 
 def test_names_keep_every_string_and_little_memory():
     names = [f"class/{i:07d}.jpg" for i in range(1000)] + ["", "ünï", "\udcff"]
-    kept = Names(names)
+    kept = StringTable(names)
     assert list(kept) == names
     assert kept[-1] == names[-1]
     assert kept[3:5] == names[3:5]

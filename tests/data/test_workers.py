@@ -7,12 +7,12 @@ import sys
 
 SCRIPT = """
 import itertools, os
-from vitkit.data.workers import spread
+from vitkit.data.workers import parallel_map
 
 def work(task):
     return b"x" * 1_000_000         # more than a pipe holds: a worker cannot end before somebody has read it
 
-for n, _ in enumerate(spread(work, itertools.count(), 2, ahead=4)):
+for n, _ in enumerate(parallel_map(work, itertools.count(), 2, ahead=4)):
     if n == 3:
         os.kill(os.getpid(), 9)
 """

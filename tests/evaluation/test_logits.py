@@ -18,10 +18,18 @@ from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage, DataError, InputError
 from vitkit.evaluation import logits_of
 from vitkit.evaluation.predict import Images
-from vitkit.model.predictor import Predictor, device_of
+from vitkit.model.classifier import Classifier, device_of
 
-CONFIG = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
-                   patch_size=8, num_classes=3, hidden_dropout_prob=0.5)
+CONFIG = ViTConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    image_size=32,
+    patch_size=8,
+    num_classes=3,
+    hidden_dropout_prob=0.5,
+)
 
 
 def pixels(n: int) -> Pixels:
@@ -39,7 +47,7 @@ def test_each_image_once_in_order(model, batch_size) -> None:
     source, seen = pixels(11), []
     model.train()
     found = logits_of(model, source, batch_size=batch_size, progress=seen.append)
-    assert model.training                         # it leaves as it came, and dropout was off inside
+    assert model.training  # it leaves as it came, and dropout was off inside
     assert sum(seen) == len(found) == 11
     model.eval()
     with torch.no_grad():
@@ -59,8 +67,8 @@ def test_anything_that_predicts_will_do() -> None:
             mean = x.mean((1, 2, 3))
             return torch.stack([-mean, mean], 1)
 
-    assert isinstance(Mean(), Predictor)
-    assert isinstance(ViT(CONFIG), Predictor)
+    assert isinstance(Mean(), Classifier)
+    assert isinstance(ViT(CONFIG), Classifier)
     assert device_of(Mean()) == torch.device("cpu")
     source = Pixels(np.stack([np.zeros((9, 9, 3)), np.full((9, 9, 3), 255)]), [0, 1], ["dark", "light"])
     assert logits_of(Mean(), source).logits.argmax(1).tolist() == [0, 1]
@@ -88,43 +96,60 @@ def test_nan_is_not_measured(model) -> None:
 
 def test_two_processes_count_as_one(tmp_path) -> None:
     script = tmp_path / "two.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import sys
         import numpy as np, torch
         from tests.evaluation.test_logits import CONFIG, pixels
         from vitkit import ViT
-        from vitkit.engine import Engine
+        from vitkit.runtime import Runtime
         from vitkit.evaluation import logits_of
         from vitkit.evaluation.predict import Images
         from vitkit.errors import BadImage
         from vitkit.features import FeatureCache, embed, fill
 
-        engine = Engine("cpu")
-        assert engine.ranks == 2
+        runtime = Runtime("cpu")
+        assert runtime.ranks == 2
         torch.manual_seed(0)
         model = ViT(CONFIG)
         for n in (1, 2, 7):
-            found = logits_of(model, pixels(n), batch_size=2, engine=engine)
+            found = logits_of(model, pixels(n), batch_size=2, runtime=runtime)
             alone = logits_of(model, pixels(n), batch_size=2)
             assert found.names == alone.names and (found.labels == alone.labels).all()
             assert np.allclose(found.logits, alone.logits, atol=1e-5)
         try:            # what fails in one process ends both, and neither waits for ever
-            logits_of(model, Images([np.zeros((9, 9), np.uint8), b"broken"]), engine=engine)
+            logits_of(model, Images([np.zeros((9, 9), np.uint8), b"broken"]), runtime=runtime)
         except BadImage as error:
             assert "image 1" in str(error)
         else:
             raise AssertionError("no BadImage")
         # two processes fill one cache of features, each its part, and both know all of it
-        filled = fill(model, pixels(9), FeatureCache(sys.argv[1]), batch_size=2, engine=engine, workers=0)
+        filled = fill(model, pixels(9), FeatureCache(sys.argv[1]), batch_size=2, runtime=runtime, workers=0)
         assert (filled.computed, filled.reused) == (9, 0)
         alone = embed(model, pixels(9), FeatureCache(sys.argv[2]))
         assert np.allclose(filled.read().features, alone.features, atol=1e-5)
-        engine.close()
-        print("done", engine.rank)
-    """))
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-                           str(20000 + os.getpid() % 20000), script, tmp_path / "both", tmp_path / "one"],
-                          env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, timeout=120, check=False)
+        runtime.close()
+        print("done", runtime.rank)
+    """)
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            str(20000 + os.getpid() % 20000),
+            script,
+            tmp_path / "both",
+            tmp_path / "one",
+        ],
+        env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2

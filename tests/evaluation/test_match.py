@@ -17,7 +17,7 @@ def spec(*names: str) -> InputSpec:
 def test_imagenet_is_built_in() -> None:
     known = imagenet()
     assert len(set(known.wnids)) == len(set(known.names)) == 1000
-    assert list(known.wnids) == sorted(known.wnids)              # which is what decides the order
+    assert list(known.wnids) == sorted(known.wnids)  # which is what decides the order
     assert (known.names[0], known.wnids[0]) == ("tench", "n01440764")
     assert (known.names[999], known.wnids[999]) == ("toilet tissue", "n15075141")
     assert class_names(InputSpec(), 1000) == known.names
@@ -32,14 +32,17 @@ def test_imagenet_wnids_are_timms() -> None:
     assert tuple(info.index_to_label_name(k) for k in range(1000)) == imagenet().wnids
 
 
-@pytest.mark.parametrize(("data", "names", "found"), [
-    (["pizza", "steak"], ("sushi", "steak", "pizza"), [2, 1]),
-    (["Great_White-shark", "TENCH"], ("tench", "great white shark"), [1, 0]),
-    (["tench"], ("goldfish, Carassius auratus", "tench, Tinca tinca"), [1]),
-    (["0", "2"], ("zero", "one", "two"), [0, 2]),
-    (["000", "010"], tuple("abcdefghijk"), [0, 10]),
-    (["9", "1"], ("1", "5", "9"), [2, 0]),                       # names come before indices
-])
+@pytest.mark.parametrize(
+    ("data", "names", "found"),
+    [
+        (["pizza", "steak"], ("sushi", "steak", "pizza"), [2, 1]),
+        (["Great_White-shark", "TENCH"], ("tench", "great white shark"), [1, 0]),
+        (["tench"], ("goldfish, Carassius auratus", "tench, Tinca tinca"), [1]),
+        (["0", "2"], ("zero", "one", "two"), [0, 2]),
+        (["000", "010"], tuple("abcdefghijk"), [0, 10]),
+        (["9", "1"], ("1", "5", "9"), [2, 0]),  # names come before indices
+    ],
+)
 def test_matched(data, names, found) -> None:
     assert match_classes(data, spec(*names), len(names)).tolist() == found
 
@@ -49,18 +52,21 @@ def test_matched_to_imagenet() -> None:
     assert match_classes(["tench", "toilet_tissue"], InputSpec(), 1000).tolist() == [0, 999]
     assert match_classes(["998", "002"], InputSpec(), 1000).tolist() == [998, 2]
     assert match_classes(["crane (bird)", "crane (machine)"], InputSpec(), 1000).tolist() == [134, 517]
-    own = imagenet().wnids                                       # a checkpoint that spells them so itself
+    own = imagenet().wnids  # a checkpoint that spells them so itself
     assert match_classes(["n01443537"], spec(*own), 1000).tolist() == [1]
-    long = [f"{name}, {number}" for number, name in enumerate(imagenet().names)]      # and one with synonyms
+    long = [f"{name}, {number}" for number, name in enumerate(imagenet().names)]  # and one with synonyms
     assert match_classes(["n01443537", "n15075141"], spec(*long), 1000).tolist() == [1, 999]
 
 
-@pytest.mark.parametrize(("data", "names", "words"), [
-    (["pizza", "burger"], ("pizza", "steak"), ["1 of the data's 2 classes", "'burger'"]),
-    (["n01440764"], ("a", "b"), ["0 of the data's 1"]),
-    (["0", "5"], ("a", "b"), ["1 of the data's 2", "indices"]),
-    (["Cat", "cat"], ("cat", "dog"), ["2 of the data's 2"]),     # two classes of one output
-])
+@pytest.mark.parametrize(
+    ("data", "names", "words"),
+    [
+        (["pizza", "burger"], ("pizza", "steak"), ["1 of the data's 2 classes", "'burger'"]),
+        (["n01440764"], ("a", "b"), ["0 of the data's 1"]),
+        (["0", "5"], ("a", "b"), ["1 of the data's 2", "indices"]),
+        (["Cat", "cat"], ("cat", "dog"), ["2 of the data's 2"]),  # two classes of one output
+    ],
+)
 def test_not_matched(data, names, words) -> None:
     with pytest.raises(DataError) as error:
         match_classes(data, spec(*names), len(names))

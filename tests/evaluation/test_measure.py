@@ -23,8 +23,9 @@ from vitkit.evaluation.measure import BINS, bootstrap, measure, ranks, reliabili
 
 def outputs(logits, labels) -> Outputs:
     labels = np.asarray(labels)
-    return Outputs(np.asarray(logits, np.float32), labels, np.arange(len(labels)),
-                   tuple(f"{i}.jpg" for i in range(len(labels))))
+    return Outputs(
+        np.asarray(logits, np.float32), labels, np.arange(len(labels)), tuple(f"{i}.jpg" for i in range(len(labels)))
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -65,7 +66,7 @@ def test_calibration_by_hand() -> None:
     logit = np.log(0.95 / 0.05)
     m = measure(outputs([[logit, 0]] * 4, [0, 0, 0, 1]))
     assert m.ece == pytest.approx(0.2, abs=1e-6)
-    assert measure(outputs([[50.0, 0]] * 3, [0, 0, 0])).ece == pytest.approx(0)      # confidence 1 has a bin
+    assert measure(outputs([[50.0, 0]] * 3, [0, 0, 0])).ece == pytest.approx(0)  # confidence 1 has a bin
 
 
 def test_bootstrap_is_that_of_resampled_images() -> None:
@@ -90,15 +91,18 @@ def test_many_classes_have_no_matrix_written_out() -> None:
     assert m.confusion is None
     assert m.to_dict()["confusion"] is None
     assert m.confused == (("5", "2", 1),)
-    assert m.macro_f1 == pytest.approx(2 / 3)       # of the classes that have images
+    assert m.macro_f1 == pytest.approx(2 / 3)  # of the classes that have images
 
 
-@pytest.mark.parametrize(("logits", "labels", "names", "words"), [
-    ([[0.0, 1]], [2], None, "between 0 and 1"),
-    ([[0.0, 1]], [-1], None, "between 0 and 1"),
-    ([[0.0, 1]], [0], ["one"], "2 outputs; got 1"),
-    (np.zeros((0, 2)), np.zeros(0, int), None, "at least one image"),
-])
+@pytest.mark.parametrize(
+    ("logits", "labels", "names", "words"),
+    [
+        ([[0.0, 1]], [2], None, "between 0 and 1"),
+        ([[0.0, 1]], [-1], None, "between 0 and 1"),
+        ([[0.0, 1]], [0], ["one"], "2 outputs; got 1"),
+        (np.zeros((0, 2)), np.zeros(0, int), None, "at least one image"),
+    ],
+)
 def test_what_cannot_be_measured(logits, labels, names, words) -> None:
     with pytest.raises(InputError, match=words):
         measure(outputs(logits, labels), names)

@@ -43,9 +43,9 @@ def test_every_form_of_one_image_gives_the_same(model, folder) -> None:
         assert len(found) == 1
         assert [g.index for g in found[0].guesses] == p.argsort(descending=True)[:2].tolist()
         assert found[0].probability == pytest.approx(float(p.max()), abs=1e-5)
-        assert found[0].name == str(int(p.argmax()))             # an output without a name has its number
+        assert found[0].name == str(int(p.argmax()))  # an output without a name has its number
     assert vitkit.predict(model, path)[0].image == str(path)
-    assert len(vitkit.predict(model, path)[0].guesses) == 4       # no more than there are
+    assert len(vitkit.predict(model, path)[0].guesses) == 4  # no more than there are
 
 
 def test_folders_and_patterns(model, folder) -> None:
@@ -59,7 +59,7 @@ def test_folders_and_patterns(model, folder) -> None:
     assert len(several) == 5 + 4 + 1
     assert len(vitkit.predict(model, str(folder / "**" / "1.png"))) == 3
     (folder / "odd[1].png").write_bytes((folder / "red" / "0.png").read_bytes())
-    assert files(folder / "odd[1].png") == [str(folder / "odd[1].png")]    # a file whose name looks like a pattern
+    assert files(folder / "odd[1].png") == [str(folder / "odd[1].png")]  # a file whose name looks like a pattern
 
 
 def test_what_cannot_be_read(model, folder) -> None:
@@ -73,13 +73,16 @@ def test_what_cannot_be_read(model, folder) -> None:
     assert len(vitkit.predict(model, "nowhere.jpg", bad_images="skip")) == 0
 
 
-@pytest.mark.parametrize(("given", "error", "words"), [
-    ([], DataError, "at least one"),
-    ("nothing/*.jpg", DataError, "No file fits"),
-    (np.zeros((3, 8, 8), np.uint8), InputError, r"uint8\[3, 8, 8\]"),
-    (np.zeros((8, 8, 3), np.float32), InputError, "float32"),
-    ([3], InputError, "got int"),
-])
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ([], DataError, "at least one"),
+        ("nothing/*.jpg", DataError, "No file fits"),
+        (np.zeros((3, 8, 8), np.uint8), InputError, r"uint8\[3, 8, 8\]"),
+        (np.zeros((8, 8, 3), np.float32), InputError, "float32"),
+        ([3], InputError, "got int"),
+    ],
+)
 def test_what_is_no_image(model, given, error, words) -> None:
     with pytest.raises(error, match=words):
         vitkit.predict(model, given)

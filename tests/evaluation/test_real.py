@@ -18,7 +18,7 @@ from vitkit.evaluation import logits_of, match_classes, measure
 from vitkit.evaluation.logits import Outputs
 
 TI = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"
-BAR = 5e-6          # of the largest logit: what two orders of the same sums may differ by
+BAR = 5e-6  # of the largest logit: what two orders of the same sums may differ by
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def timms(shared_data, source: Source) -> np.ndarray:
     transform = data.create_transform(**data.resolve_data_config({}, model=theirs), is_training=False)
     images = [transform(source.read(i)[0].convert("RGB")) for i in range(len(source))]
     with torch.inference_mode():
-        return torch.cat([theirs(torch.stack(images[i:i + 32])) for i in range(0, len(images), 32)]).numpy()
+        return torch.cat([theirs(torch.stack(images[i : i + 32])) for i in range(0, len(images), 32)]).numpy()
 
 
 def compare(shared_data, model, source: Source) -> Outputs:
@@ -73,7 +73,7 @@ def test_foodvision_mini_in_seconds(shared_data, model, tmp_path) -> None:
     assert min(right.values()) >= 70
     start = time.process_time()
     second = probe(model, data, tmp_path / "second", cache, workers=0)
-    assert time.process_time() - start < 2          # processor time: the clock would also count what others do
+    assert time.process_time() - start < 2  # processor time: the clock would also count what others do
     assert second.train.computed + second.held.computed == 0
 
     again = vitkit.load(tmp_path / "run")

@@ -6,8 +6,16 @@ import torch
 
 from vitkit import ViT, ViTConfig
 
-TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-        "image_size": 32, "patch_size": 8, "num_classes": 5, "layer_norm_eps": 1e-6}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+    "layer_norm_eps": 1e-6,
+}
 
 KINDS: dict[str, dict[str, object]] = {
     "plain": {},

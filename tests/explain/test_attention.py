@@ -23,7 +23,7 @@ from vitkit.explain.attention import (
     rollout,
     written_out,
 )
-from vitkit.explain.looking import beneath, reader
+from vitkit.explain.common import reader, unwrap
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,13 +103,13 @@ def _gradient(model: nn.Module, z0: torch.Tensor, layer: int, A: torch.Tensor, l
     _, _, v = block.msa.project(block.norm1(z))
     z = block.residual1(block.msa.out((A @ v).transpose(1, 2).flatten(2))) + z
     z = block.residual2(block.mlp(block.norm2(z))) + z
-    for block in model.blocks[layer + 1:]:
+    for block in model.blocks[layer + 1 :]:
         z = block(z)
     c = model.config
     if c.pool == "cls":
         y = model.norm(z[:, 0])
     else:
-        z = z[:, c.num_prefix_tokens:]
+        z = z[:, c.num_prefix_tokens :]
         y = model.norm(z.mean(1)) if c.norm_after_pool else model.norm(z).mean(1)
     if model.pre_logits is not None:
         y = torch.tanh(model.pre_logits(y))
@@ -137,7 +137,7 @@ def test_distance_by_hand() -> None:
 
 
 def test_distances_are_pixels_between_centres() -> None:
-    np.testing.assert_allclose(distances((2, 3), 16)[0], [0, 16, 32, 16, 16 * 2 ** 0.5, 16 * 5 ** 0.5], rtol=1e-6)
+    np.testing.assert_allclose(distances((2, 3), 16)[0], [0, 16, 32, 16, 16 * 2**0.5, 16 * 5**0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +149,7 @@ def test_distance_is_the_weighted_mean(kind: str) -> None:
     places = np.array([(r, c_) for r in range(rows) for c_ in range(columns)]) * c.patch_size
     far = np.linalg.norm(places[:, None] - places[None], axis=-1)
     for layer, A in model.attention(x).items():
-        a = A.detach().double().numpy()[:, :, c.num_prefix_tokens:, c.num_prefix_tokens:]
+        a = A.detach().double().numpy()[:, :, c.num_prefix_tokens :, c.num_prefix_tokens :]
         a = a / a.sum(-1, keepdims=True)
         expected = (a * far).sum(-1).mean((0, 2))
         np.testing.assert_allclose(found[layer, list(c.heads_of(layer))], expected, rtol=1e-4)
@@ -201,7 +201,7 @@ def test_the_model_leaves_as_it_came() -> None:
 def test_beneath_a_compiled_model() -> None:
     model, x = tiny()
     compiled = torch.compile(model, backend="eager")
-    assert beneath(compiled) is model
+    assert unwrap(compiled) is model
     np.testing.assert_array_equal(rollout(compiled, x), rollout(model, x))
     np.testing.assert_array_equal(gradient_rollout(compiled, x), gradient_rollout(model, x))
     with pytest.raises(InputError, match=r"Expected a vitkit.ViT.*got Linear.*vitkit.load"):

@@ -15,8 +15,18 @@ from vitkit.explain.patches import cut
 from vitkit.model.config import VARIANTS
 from vitkit.model.count import parameters
 
-ODD = ViTConfig(hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100, image_size=(64, 32),
-                patch_size=8, num_channels=1, num_classes=0, num_register_tokens=2, pre_logits=True)
+ODD = ViTConfig(
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=100,
+    image_size=(64, 32),
+    patch_size=8,
+    num_channels=1,
+    num_classes=0,
+    num_register_tokens=2,
+    pre_logits=True,
+)
 
 
 def test_rows_follow_an_image() -> None:
@@ -28,7 +38,7 @@ def test_rows_follow_an_image() -> None:
     names = list(rows)
     assert names.index("blocks.0.msa") < names.index("blocks.0.norm2") < names.index("blocks.1")
     leaves = [row for row in rows.values() if not any(name.startswith(row.name + ".") for name in names) and row.name]
-    assert sum(row.parameters for row in leaves) + 768 == rows[""].parameters      # and the class token
+    assert sum(row.parameters for row in leaves) + 768 == rows[""].parameters  # and the class token
 
 
 @pytest.mark.parametrize("config", [VARIANTS["vit-b/16"], ODD], ids=["b/16", "odd"])

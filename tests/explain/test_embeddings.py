@@ -40,8 +40,9 @@ def test_similarity_of_a_sinusoidal_table() -> None:
         model.positions.table[0, 1:] = torch.from_numpy(table)
     found = position_similarity(model)
     for r, c in np.ndindex(5, 7):
-        expected = (np.cos(np.multiply.outer(rows - r, w)).mean(-1)
-                    + np.cos(np.multiply.outer(columns - c, w)).mean(-1)) / 2
+        expected = (
+            np.cos(np.multiply.outer(rows - r, w)).mean(-1) + np.cos(np.multiply.outer(columns - c, w)).mean(-1)
+        ) / 2
         np.testing.assert_allclose(found[r, c], expected, atol=1e-5)
         assert found[r, c, r, c] == pytest.approx(1, abs=1e-6)
 
@@ -51,7 +52,7 @@ def test_patch_similarity(kind: str) -> None:
     model, x = tiny(kind)
     found = patch_similarity(model, x, patch=(1, 2))
     assert found[:, 1, 2] == pytest.approx(1, abs=1e-5)
-    z = model.tokens(x).detach()[0, model.config.num_prefix_tokens:].double().numpy()
+    z = model.tokens(x).detach()[0, model.config.num_prefix_tokens :].double().numpy()
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(found[0].reshape(-1), z @ z[1 * found.shape[2] + 2], atol=1e-5)
     first = patch_similarity(model, x, patch=(1, 2), layer=0)

@@ -18,7 +18,7 @@ from vitkit.cli import app
 from vitkit.data import preprocess
 from vitkit.errors import DataError, InputError, UnknownName, VitkitError
 from vitkit.explain.attention import gradient_rollout, rollout
-from vitkit.explain.looking import patch_map
+from vitkit.explain.common import patch_map
 from vitkit.explain.plots import PLOTS
 from vitkit.jobs.explain import explain, over, patch_of, seen, summary, target_of
 from vitkit.jobs.figures import figures, pixels, sample_photos, some_images
@@ -122,7 +122,7 @@ def test_a_crop_is_put_where_it_was_taken() -> None:
 def test_padded_inputs_keep_their_place() -> None:
     model, _ = tiny("one channel, not square, padded")
     heat = np.zeros((6, 4))
-    heat[5, 3] = 1          # half of this patch is padding: what is left of it is in the corner
+    heat[5, 3] = 1  # half of this patch is padding: what is left of it is in the corner
     found = over(Image.new("RGB", (60, 88), (128, 128, 128)), heat, model.input_spec, 8).astype(int).max(-1)
     assert found.shape == (88, 60)
     assert found[-1, -1] == found.max()
@@ -162,8 +162,14 @@ def test_figures_of_a_data_set(tmp_path: Path) -> None:
 def test_every_dialect(dialect: str, photo: Path, tmp_path: Path) -> None:
     """What a checkpoint of any spelling shows is what the model showed that was written into it."""
     backbone = "dinov2" in dialect
-    model = create("vit-ti/16", num_hidden_layers=2, num_classes=0 if backbone else 5, image_size=32, patch_size=8,
-                   layer_scale=0.1 if backbone else None).eval()
+    model = create(
+        "vit-ti/16",
+        num_hidden_layers=2,
+        num_classes=0 if backbone else 5,
+        image_size=32,
+        patch_size=8,
+        layer_scale=0.1 if backbone else None,
+    ).eval()
     path = tmp_path / {"google": "w.npz", "huggingface": "w", "dinov2-hf": "w"}.get(dialect, "w.safetensors")
     save(model, path, dialect=dialect)
     loaded = load(path)
@@ -175,8 +181,8 @@ def test_every_dialect(dialect: str, photo: Path, tmp_path: Path) -> None:
 
 def test_some_images(photo: Path, tmp_path: Path) -> None:
     assert len(some_images(None, 128)) == 2
-    assert len(some_images(tmp_path, 5)) == 1                  # a plain folder
-    assert len(some_images(str(tmp_path / "*.png"), 5)) == 1    # a pattern
+    assert len(some_images(tmp_path, 5)) == 1  # a plain folder
+    assert len(some_images(str(tmp_path / "*.png"), 5)) == 1  # a pattern
     with pytest.raises(DataError, match="no data at"):
         some_images(str(tmp_path / "nothing"), 5)
     with pytest.raises(InputError, match="--count 0"):
@@ -196,8 +202,15 @@ def test_command_lines(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     run("figures", weights, "--out", tmp_path / "f", "--only", "filters", "--only", "distance")
     assert "two sample photos" in capsys.readouterr().out
     assert sorted(p.name for p in (tmp_path / "f").iterdir()) == [
-        "distance.csv", "distance.npz", "distance.png", "distance.svg", "filters.csv", "filters.npz", "filters.png",
-        "filters.svg"]
+        "distance.csv",
+        "distance.npz",
+        "distance.png",
+        "distance.svg",
+        "filters.csv",
+        "filters.npz",
+        "filters.png",
+        "filters.svg",
+    ]
     run("figures", "--list")
     listed = capsys.readouterr().out
     assert all(name in listed for name in PLOTS)
@@ -210,16 +223,19 @@ def test_command_lines(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "random" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["figures"], "--list"),
-    (["figures", "W", "--only", "nothing"], "Unknown plot"),
-    (["explain", "W", "nowhere.jpg"], "nowhere.jpg"),
-    (["explain", "W", "PHOTO", "--class", "seven"], "no class 'seven'"),
-    (["explain", "W", "PHOTO", "--patch", "99,0"], "4 rows and 4 columns"),
-    (["explain", "W", "PHOTO", "--out", "PHOTO"], "--out"),
-    (["patches", "PHOTO", "--model", "vit-x/1"], "Unknown variant"),
-    (["patches", "PHOTO", "--model", "vit-ti/16", "--out", "PHOTO"], "--out"),
-])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["figures"], "--list"),
+        (["figures", "W", "--only", "nothing"], "Unknown plot"),
+        (["explain", "W", "nowhere.jpg"], "nowhere.jpg"),
+        (["explain", "W", "PHOTO", "--class", "seven"], "no class 'seven'"),
+        (["explain", "W", "PHOTO", "--patch", "99,0"], "4 rows and 4 columns"),
+        (["explain", "W", "PHOTO", "--out", "PHOTO"], "--out"),
+        (["patches", "PHOTO", "--model", "vit-x/1"], "Unknown variant"),
+        (["patches", "PHOTO", "--model", "vit-ti/16", "--out", "PHOTO"], "--out"),
+    ],
+)
 def test_mistakes(args: list[str], words: str, photo: Path, tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
     save(create("vit-ti/16", num_hidden_layers=1, num_classes=3, image_size=32, patch_size=8), weights)

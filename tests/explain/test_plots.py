@@ -14,7 +14,7 @@ from PIL import Image
 from tests.explain.models import KINDS, tiny
 from vitkit.errors import InputError, OutputError
 from vitkit.explain import draw
-from vitkit.explain.looking import Ask, image_of
+from vitkit.explain.common import Ask, image_of
 from vitkit.explain.patches import PICTURES, cut, draw_all, embedding
 from vitkit.explain.plots import PLOTS
 
@@ -45,7 +45,7 @@ def test_drawn_and_written(name: str, tmp_path: Path) -> None:
     files = plot.write(arrays, tmp_path / "x" / name)
     assert [file.suffix for file in files] == [".png", ".svg", ".npz", ".csv"]
     with Image.open(files[0]) as picture:
-        assert len(picture.convert("RGB").getcolors(1 << 24)) > 10      # something is on it
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 10  # something is on it
     ElementTree.parse(files[1])
     with np.load(files[2]) as stored:
         for key, values in arrays.items():
@@ -89,8 +89,10 @@ def test_inline_drawings_take_the_pages_colour() -> None:
 
 def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     names = ["$1 & $2", "{a_b^c}$", "\u5bff\u53f8", "<b>", "x" * 200]
-    for drawn in (draw.bars(names, np.arange(5.0), title="$\\frac$", x="$"),
-                  draw.matrix(np.eye(5), names, title="$", x="", y="")):
+    for drawn in (
+        draw.bars(names, np.arange(5.0), title="$\\frac$", x="$"),
+        draw.matrix(np.eye(5), names, title="$", x="", y=""),
+    ):
         text = draw.inline(drawn, "names $")
         words = [node.text for node in ElementTree.fromstring(text.replace("xlink:href", "href")).iter() if node.text]
         assert all(name in words for name in [*names[:4], "x" * 23 + "…"])
@@ -130,7 +132,7 @@ def test_enlarged_is_bilinear_between_centres() -> None:
 def test_unit_takes_constants_and_outliers() -> None:
     assert (draw.unit(np.full((3, 3), 7.0)) == 0).all()
     values = np.zeros((10, 10))
-    values[0, 0] = 1          # one patch above everything
+    values[0, 0] = 1  # one patch above everything
     assert draw.unit(values)[0, 0] == 1
 
 
@@ -152,7 +154,7 @@ def test_embedding_is_eq_1(kind: str, tmp_path: Path) -> None:
     assert a["patches"].shape == (rows, columns, 8, 8, 3)
     assert a["maps"].shape == (D, rows, columns)
     assert a["sequence"].shape == (c.num_prefix_tokens + N, D)
-    np.testing.assert_allclose(a["sequence"][c.num_prefix_tokens:], a["embedded"] + a["positions"][-N:], atol=1e-5)
+    np.testing.assert_allclose(a["sequence"][c.num_prefix_tokens :], a["embedded"] + a["positions"][-N:], atol=1e-5)
     np.testing.assert_array_equal(a["maps"].reshape(D, -1).T, a["embedded"])
     np.testing.assert_array_equal(a["patches"], cut(a["image"], 8))
     if kind in ("registers", "mean pool"):

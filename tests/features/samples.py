@@ -10,8 +10,16 @@ from PIL import Image
 
 from vitkit import ViT, ViTConfig, save
 
-CONFIG = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
-                   patch_size=8, num_classes=4, hidden_dropout_prob=0.3)
+CONFIG = ViTConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    image_size=32,
+    patch_size=8,
+    num_classes=4,
+    hidden_dropout_prob=0.3,
+)
 COLOURS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (210, 40, 40)}
 
 
@@ -20,7 +28,7 @@ def tiny(**changes) -> ViT:
 
     torch.manual_seed(1)
     model = ViT(dataclasses.replace(CONFIG, **changes)).eval()
-    for parameter in model.parameters():      # far from the zeros of an untrained head and from constant features
+    for parameter in model.parameters():  # far from the zeros of an untrained head and from constant features
         torch.nn.init.normal_(parameter, std=0.2)
     return model
 

@@ -36,8 +36,9 @@ def cache(tmp_path) -> FeatureCache:
 
 def direct(model, source) -> np.ndarray:
     with torch.no_grad():
-        return torch.cat([model.features(preprocess(source.read(i)[0], model.input_spec)[None])
-                          for i in range(len(source))]).numpy()
+        return torch.cat(
+            [model.features(preprocess(source.read(i)[0], model.input_spec)[None]) for i in range(len(source))]
+        ).numpy()
 
 
 def test_features_are_the_models_and_are_computed_once(folder, cache) -> None:
@@ -80,7 +81,7 @@ def test_other_weights_preprocessing_features_or_bytes_are_other_keys(folder, ca
     assert fill(model, source, cache, workers=0, features="mean").computed == 12
     assert fill(model, source, cache, workers=0, features="layers:0").computed == 12
 
-    head = tiny(num_classes=7, hidden_dropout_prob=0.0)         # what the features do not depend on
+    head = tiny(num_classes=7, hidden_dropout_prob=0.0)  # what the features do not depend on
     head.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")}, strict=False)
     head.input_spec = dataclasses.replace(head.input_spec, class_names=tuple("abcdefg"))
     assert backbone_hash(head) == backbone_hash(model)
@@ -108,15 +109,18 @@ def damage(path: Path, statement: str) -> None:
     db.close()
 
 
-@pytest.mark.parametrize("statement", [
-    "UPDATE features SET numbers = zeroblob(128) WHERE rowid = 3",
-    "UPDATE features SET numbers = x'00' WHERE rowid = 3",
-    "UPDATE features SET checksum = x'00' WHERE rowid = 3",
-    # another image's numbers, with their own checksum
-    "UPDATE features SET (numbers, checksum) = (SELECT numbers, checksum FROM features WHERE rowid = 1) "
-    "WHERE rowid = 3",
-    "DELETE FROM features WHERE rowid = 3",
-])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE features SET numbers = zeroblob(128) WHERE rowid = 3",
+        "UPDATE features SET numbers = x'00' WHERE rowid = 3",
+        "UPDATE features SET checksum = x'00' WHERE rowid = 3",
+        # another image's numbers, with their own checksum
+        "UPDATE features SET (numbers, checksum) = (SELECT numbers, checksum FROM features WHERE rowid = 1) "
+        "WHERE rowid = 3",
+        "DELETE FROM features WHERE rowid = 3",
+    ],
+)
 def test_a_damaged_row_is_found_and_computed_again(folder, cache, statement) -> None:
     model, source = tiny(), open_source(folder, "all")
     expected = embed(model, source, cache, workers=0).features
@@ -186,7 +190,7 @@ def test_bad_images(folder, cache) -> None:
     filled = fill(tiny(), source, cache, workers=0, bad_images="skip")
     assert [name for name, _ in filled.skipped] == ["red/0.png"]
     assert len(filled.read().names) == 11
-    (folder / "red" / "00.png").write_bytes(b"no image")         # the same bytes again: named as well
+    (folder / "red" / "00.png").write_bytes(b"no image")  # the same bytes again: named as well
     filled = fill(tiny(), open_source(folder, "all"), cache, workers=0, bad_images="skip")
     assert [name for name, _ in filled.skipped] == ["red/0.png", "red/00.png"]
     assert len(filled.read().names) == 11
@@ -249,9 +253,14 @@ def write(cache: Path, folder: Path, writers: int, kills: int) -> list[list[int]
     Returns:
         The exit codes of each round, and the rows in the cache after it.
     """
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(cache), str(folder), str(writers), str(kills)],
-                          env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}, text=True,
-                          capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(cache), str(folder), str(writers), str(kills)],
+        env=os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
@@ -281,15 +290,15 @@ def test_killed_at_random_moments(tmp_path, kills) -> None:
     rounds = write(tmp_path / "cache", folder, writers=1, kills=kills)
     assert rounds[-1] == [0, 450]
     kept = [rows for _, rows in rounds]
-    assert kept == sorted(kept)                                 # nothing that was written is lost
-    assert rounds[0][0] == -signal.SIGKILL                      # and the first ones did not finish before
+    assert kept == sorted(kept)  # nothing that was written is lost
+    assert rounds[0][0] == -signal.SIGKILL  # and the first ones did not finish before
     check(tmp_path / "cache", folder, 450)
 
 
 def test_one_of_two_writers_is_killed(tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 60})
     rounds = write(tmp_path / "cache", folder, writers=2, kills=1)
-    assert [codes[1] for codes in rounds] == [0, 0]             # the other one is not held up
+    assert [codes[1] for codes in rounds] == [0, 0]  # the other one is not held up
     check(tmp_path / "cache", folder, 180)
 
 
@@ -309,6 +318,11 @@ source = Pixels(np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3)), [0, 1] 
 found = fill(tiny(), source, FeatureCache(sys.argv[1])).read()
 print(found.features.shape, measure(logits_of(tiny(), source)).n, len(predict(tiny(), np.zeros((9, 9), np.uint8))))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], text=True, capture_output=True, check=False,
-                          env=os.environ | {"PYTHONPATH": os.getcwd()})
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
     assert done.stdout == "(8, 32) 8 1\n", done.stderr

@@ -1,4 +1,4 @@
-"""Which vector is the feature: each against the engine's own tokens."""
+"""Which vector is the feature: each against the model's own tokens."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ def test_models_that_pool_keep_their_own_way(norm_after_pool) -> None:
     assert torch.allclose(last.of(model, X), model.norm(model.encode(X).mean(1)))
 
 
-@pytest.mark.parametrize(("text", "error", "words"), [
-    ("clas", ConfigError, "did you mean 'cls'"),
-    ("layers:2", InputError, "between 0 and 1"),
-    ("layers:", ConfigError, "layers:-2,-1"),
-    ("pre-logits", ConfigError, "does not have"),
-])
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("clas", ConfigError, "did you mean 'cls'"),
+        ("layers:2", InputError, "between 0 and 1"),
+        ("layers:", ConfigError, "layers:-2,-1"),
+        ("pre-logits", ConfigError, "does not have"),
+    ],
+)
 def test_what_there_is_not(text, error, words) -> None:
     with pytest.raises(error, match=words):
         choose(text, CONFIG)
@@ -56,10 +59,20 @@ def test_no_class_token() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("changes", [
-    {}, {"layer_scale": 0.3}, {"num_register_tokens": 2}, {"pool": "mean"}, {"num_hidden_layers": 1},
-    {"qkv_bias": False}, {"image_size": (32, 48)}, {"pruned_heads": ((1, (0,)),)}, {"chunk_size_feed_forward": 3},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"layer_scale": 0.3},
+        {"num_register_tokens": 2},
+        {"pool": "mean"},
+        {"num_hidden_layers": 1},
+        {"qkv_bias": False},
+        {"image_size": (32, 48)},
+        {"pruned_heads": ((1, (0,)),)},
+        {"chunk_size_feed_forward": 3},
+    ],
+)
 def test_the_short_way_through_the_last_block_is_exact(changes) -> None:
     """In float64, so that nothing but rounding could hide a difference."""
     model = tiny(**changes).double()

@@ -19,13 +19,13 @@ from tests.features.samples import COLOURS, photos, saved
 from vitkit.cli import app
 from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.jobs.evaluate import part_of, run_of
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 
 def call(*args: object, error: type[VitkitError] | None = None, stdin: bytes | None = None):
     words = [str(arg) for arg in args]
     if words[0] in ("probe", "eval"):
-        words.append("--no-report")     # the page has tests of its own
+        words.append("--no-report")  # the page has tests of its own
     result = CliRunner().invoke(app, words, input=stdin)
     if error is not None:
         assert isinstance(result.exception, error), result.output
@@ -40,8 +40,20 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
     saved(folder)
     photos(folder / "photos", {"train": 8, "test": 5})
-    result = call("probe", folder / "photos", "--from", folder / "tiny.safetensors", "--out", folder / "run", "--cache",
-                  folder / "cache", "--workers", 0, "--method", "logistic,ridge,knn,sgd")
+    result = call(
+        "probe",
+        folder / "photos",
+        "--from",
+        folder / "tiny.safetensors",
+        "--out",
+        folder / "run",
+        "--cache",
+        folder / "cache",
+        "--workers",
+        0,
+        "--method",
+        "logistic,ridge,knn,sgd",
+    )
     assert result.exit_code == 0
     (folder / "said.txt").write_text(result.stdout)
     return folder
@@ -49,8 +61,14 @@ def place(tmp_path_factory) -> Path:
 
 def test_probe_leaves_a_run_folder(place) -> None:
     said = (place / "said.txt").read_text()
-    for words in ("24 images to fit to, 15 to judge on (the test part)", "feature cls: 39 computed, 0 from the cache",
-                  "s of work after imports", "k-NN, k = 200", "ridge, 5 images a class", "nearest class mean"):
+    for words in (
+        "24 images to fit to, 15 to judge on (the test part)",
+        "feature cls: 39 computed, 0 from the cache",
+        "s of work after imports",
+        "k-NN, k = 200",
+        "ridge, 5 images a class",
+        "nearest class mean",
+    ):
         assert words in said
     run = RunFolder.open(place / "run")
     assert run.info["kind"] == "probe"
@@ -68,13 +86,16 @@ def test_probe_leaves_a_run_folder(place) -> None:
 def test_the_same_accuracy_through_every_door(place) -> None:
     expected = json.loads((place / "run" / "evaluation.json").read_text())
     result = call("eval", place / "run", place / "photos", "--json", "--workers", 0, "--out", place / "again")
-    found = json.loads(result.stdout)                            # one object and nothing else
+    found = json.loads(result.stdout)  # one object and nothing else
     assert {"top1", "top5", "n", "per_class", "confusion", "ece", "ci95"} <= set(found)
     assert found["confusion"] == expected["confusion"]
     assert found["ece"] == pytest.approx(expected["ece"], abs=1e-4)
 
-    rows = list(csv.DictReader(io.StringIO(
-        call("predict", place / "run", place / "photos" / "test", "--top", 1, "--csv").stdout)))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(call("predict", place / "run", place / "photos" / "test", "--top", 1, "--csv").stdout)
+        )
+    )
     right = [Path(row["image"]).parent.name == row["class"] for row in rows]
     assert (len(right), np.mean(right)) == (15, expected["top1"])
 
@@ -82,8 +103,10 @@ def test_the_same_accuracy_through_every_door(place) -> None:
     answers = vitkit.predict(model, place / "photos" / "test")
     assert [p.name for p in answers] == [row["class"] for row in rows]
 
-    tables = {name: list(csv.DictReader((place / "again" / f"{name}.csv").read_text().splitlines()))
-              for name in ("predictions", "per_class", "confusion")}
+    tables = {
+        name: list(csv.DictReader((place / "again" / f"{name}.csv").read_text().splitlines()))
+        for name in ("predictions", "per_class", "confusion")
+    }
     assert [line["predicted"] for line in tables["predictions"]] == [row["class"] for row in rows]
     assert [row["support"] for row in tables["per_class"]] == ["5"] * 3
     assert sum(int(row[name]) for row in tables["confusion"] for name in COLOURS) == 15
@@ -92,18 +115,39 @@ def test_the_same_accuracy_through_every_door(place) -> None:
 def test_eval_prints_tables_and_writes_into_the_run(place) -> None:
     before = json.loads((place / "run" / "evaluation.json").read_text())
     result = call("eval", place / "run", place / "photos", "--workers", 0)
-    for words in ("top-1", "95% between", "(15 of 15)" if before["top1"] == 1 else "of 15)", "macro F1", "ECE",
-                  "truth \\ said", "precision", "evaluation.json"):
+    for words in (
+        "top-1",
+        "95% between",
+        "(15 of 15)" if before["top1"] == 1 else "of 15)",
+        "macro F1",
+        "ECE",
+        "truth \\ said",
+        "precision",
+        "evaluation.json",
+    ):
         assert words in result.stdout
-    train = json.loads(call("eval", place / "run", place / "photos", "--split", "train", "--json", "--out",
-                            place / "train", "--workers", 0).stdout)
+    train = json.loads(
+        call(
+            "eval",
+            place / "run",
+            place / "photos",
+            "--split",
+            "train",
+            "--json",
+            "--out",
+            place / "train",
+            "--workers",
+            0,
+        ).stdout
+    )
     assert (train["n"], train["part"]) == (24, "the train part")
     call("eval", place / "run", place / "photos", "--split", "val", error=DataError)
 
 
 def test_eval_by_an_engine_says_how_far_it_is_from_the_plain_model(place) -> None:
-    result = call("eval", place / "run", place / "photos", "--workers", 0, "--engine", "cpu-fused", "--out",
-                  place / "fused")
+    result = call(
+        "eval", place / "run", place / "photos", "--workers", 0, "--engine", "cpu-fused", "--out", place / "fused"
+    )
     assert result.exit_code == 0
     assert "agreement with the plain model: 100.0% of 15 images" in result.stdout
     assert "promised 5e-06: kept" in result.stdout
@@ -125,10 +169,12 @@ def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> N
     def ask() -> None:
         raise Asked
 
-    monkeypatch.setattr("vitkit.instructions.check_instructions", ask)
+    monkeypatch.setattr("vitkit.cpu_features.check_instructions", ask)
     weights = place / "tiny.safetensors"
-    for command in (["eval", place / "run", place / "photos"],
-                    ["embed", place / "photos", "--from", weights, "--out", place / "e.npz"]):
+    for command in (
+        ["eval", place / "run", place / "photos"],
+        ["embed", place / "photos", "--from", weights, "--out", place / "e.npz"],
+    ):
         words = [*map(str, command), "--device", "cpu", "--precision", "bf16"]
         assert isinstance(CliRunner().invoke(app, words).exception, Asked), command
     with pytest.raises(Asked):
@@ -140,12 +186,25 @@ def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> N
 
 
 def test_a_second_probe_computes_nothing(place) -> None:
-    result = call("probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "second", "--cache",
-                  place / "cache", "--workers", 0, "--json", "--method", "knn")
+    result = call(
+        "probe",
+        place / "photos",
+        "--from",
+        place / "tiny.safetensors",
+        "--out",
+        place / "second",
+        "--cache",
+        place / "cache",
+        "--workers",
+        0,
+        "--json",
+        "--method",
+        "knn",
+    )
     found = json.loads(result.stdout)
     assert found["computed"] == 0
     assert found["work_seconds"] > 0
-    assert found["methods"][0]["head_top1"] == found["top1"]      # what is saved is the head, not the neighbours
+    assert found["methods"][0]["head_top1"] == found["top1"]  # what is saved is the head, not the neighbours
     assert vitkit.load(place / "second").input_spec.class_names == tuple(sorted(COLOURS))
 
 
@@ -206,28 +265,55 @@ def test_classes_that_do_not_match_stop_the_evaluation(place, tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 2}, {"red": (200, 0, 0), "violet": (150, 0, 150), "blue": (0, 0, 200)})
     with pytest.raises(DataError, match=r"2 of the data's 3 classes match .*'violet'"):
         call("eval", place / "run", folder, "--workers", 0)
-    found = json.loads(call("eval", place / "run", folder, "--workers", 0, "--in-order", "--json", "--out",
-                            tmp_path / "o").stdout)
+    found = json.loads(
+        call("eval", place / "run", folder, "--workers", 0, "--in-order", "--json", "--out", tmp_path / "o").stdout
+    )
     assert found["n"] == 6
 
 
 def test_data_without_parts_is_judged_on_what_was_held_out(place, tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 10})
-    call("probe", folder, "--from", place / "tiny.safetensors", "--out", tmp_path / "run", "--cache", place / "cache",
-         "--workers", 0, "--method", "ridge", "--seed", 3)
+    call(
+        "probe",
+        folder,
+        "--from",
+        place / "tiny.safetensors",
+        "--out",
+        tmp_path / "run",
+        "--cache",
+        place / "cache",
+        "--workers",
+        0,
+        "--method",
+        "ridge",
+        "--seed",
+        3,
+    )
     before = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert before["n"] == 3
     found = json.loads(call("eval", tmp_path / "run", folder, "--workers", 0, "--json").stdout)
     assert found["part"] == "the 10% that the run held out"
     assert found["confusion"] == before["confusion"]
     assert len(part_of(folder, "all", run_of(tmp_path / "run"))[0]) == 30
-    assert len(part_of(folder, None, run_of(place / "tiny.safetensors"))[0]) == 30      # other weights: all of it
+    assert len(part_of(folder, None, run_of(place / "tiny.safetensors"))[0]) == 30  # other weights: all of it
 
 
 def test_probe_refuses_in_one_sentence(place, tmp_path) -> None:
     def refused(error: type[VitkitError], folder: Path, *more: object) -> str:
-        result = call("probe", folder, "--from", place / "tiny.safetensors", "--out", tmp_path / "no", "--cache",
-                      tmp_path / "cache", "--workers", 0, *more, error=error)
+        result = call(
+            "probe",
+            folder,
+            "--from",
+            place / "tiny.safetensors",
+            "--out",
+            tmp_path / "no",
+            "--cache",
+            tmp_path / "cache",
+            "--workers",
+            0,
+            *more,
+            error=error,
+        )
         assert not (tmp_path / "no").exists()
         return str(result.exception)
 
@@ -243,8 +329,9 @@ def test_probe_refuses_in_one_sentence(place, tmp_path) -> None:
     assert "held out" in refused(DataError, lone)
     assert "Unknown method 'svm'" in refused(ConfigError, only, "--method", "svm")
     assert "has no place" in refused(ConfigError, place / "photos", "--features", "layers:0,1")
-    result = call("probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "run",
-                  error=OutputError)
+    result = call(
+        "probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "run", error=OutputError
+    )
     assert "holds a run already" in str(result.exception)
 
 
@@ -253,8 +340,20 @@ def test_a_headless_backbone_can_be_probed_but_not_evaluated(place, tmp_path) ->
     for command, what in (("eval", "."), ("predict", "test/red/0.png")):
         with pytest.raises(InputError, match=r"no head.*vitkit probe"):
             call(command, tmp_path / "tiny.safetensors", place / "photos" / what, "--workers", 0)
-    call("probe", place / "photos", "--from", tmp_path / "tiny.safetensors", "--out", tmp_path / "run", "--cache",
-         place / "cache", "--workers", 0, "--features", "mean")
+    call(
+        "probe",
+        place / "photos",
+        "--from",
+        tmp_path / "tiny.safetensors",
+        "--out",
+        tmp_path / "run",
+        "--cache",
+        place / "cache",
+        "--workers",
+        0,
+        "--features",
+        "mean",
+    )
     assert vitkit.load(tmp_path / "run").config.pool == "mean"
     found = json.loads(call("eval", tmp_path / "run", place / "photos", "--workers", 0, "--json").stdout)
     assert found["confusion"] == json.loads((tmp_path / "run" / "evaluation.json").read_text())["confusion"]
@@ -271,7 +370,23 @@ def test_a_damaged_cache_is_said(place, tmp_path) -> None:
 
 def test_json_is_alone_on_standard_output(place) -> None:
     """In a process of its own: libraries may write to the file descriptor past Python."""
-    done = subprocess.run([sys.executable, "-m", "vitkit", "eval", place / "run", place / "photos", "--json",
-                           "--workers", "1", "--out", place / "own"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "vitkit",
+            "eval",
+            place / "run",
+            place / "photos",
+            "--json",
+            "--workers",
+            "1",
+            "--out",
+            place / "own",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] == 15

@@ -15,8 +15,11 @@ PAGE = Path(__file__).parents[2] / "examples" / "foodvision.md"
 
 def commands() -> list[list[str]]:
     text = PAGE.read_text(encoding="utf-8")
-    return [shlex.split(line)[1:] for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
-            for line in block.splitlines()]
+    return [
+        shlex.split(line)[1:]
+        for block in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+        for line in block.splitlines()
+    ]
 
 
 def test_the_page_has_its_commands() -> None:
@@ -28,16 +31,21 @@ def test_the_commands_run_and_the_table_is_true(shared_data, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     data = shared_data / "pizza_steak_sushi"
-    here = {"food": f"food:{data}", "photo.jpg": str(next((data / "test" / "sushi").iterdir())),
-            "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k":
-                str(shared_data / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth")}
+    here = {
+        "food": f"food:{data}",
+        "photo.jpg": str(next((data / "test" / "sushi").iterdir())),
+        "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k": str(
+            shared_data / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"
+        ),
+    }
     said = ""
     for words in commands():
         if words[0] == "train":
             call(*[here.get(word, word) for word in words], "--dry-run")
         elif "runs/food-scratch" not in words:
-            said += call(*[here.get(word, word) for word in words], *([] if words[0] == "predict" else ["--workers", 0])
-                         ).stdout
+            said += call(
+                *[here.get(word, word) for word in words], *([] if words[0] == "predict" else ["--workers", 0])
+            ).stdout
     page = PAGE.read_text(encoding="utf-8")
     assert re.search(r"logistic +0\.9733 +73 of 75", said)
     assert "73 of 75, 97.3%" in page

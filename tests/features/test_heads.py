@@ -47,7 +47,7 @@ def test_few_shot_protocol() -> None:
     X, y = clusters(120, 20, 4)
     Xt, yt = clusters(80, 20, 4, seed=1)
     rows = few_shot(X, y, Xt, yt, 4)
-    assert [row.shots for row in rows] == [1, 5, 10, 25]        # three seeds of each
+    assert [row.shots for row in rows] == [1, 5, 10, 25]  # three seeds of each
     assert all(len(row.accuracies) == 3 for row in rows)
     assert np.mean(rows[-1].accuracies) > np.mean(rows[0].accuracies)
     chosen = draw(y, 4, 5, seed=0)
@@ -61,19 +61,20 @@ def test_few_shot_protocol() -> None:
 def test_neighbours_are_those_of_scikit_learn(k, monkeypatch) -> None:
     X, y = clusters(300, 24, 5, spread=2)
     Xt, _ = clusters(90, 24, 5, seed=1, spread=2)
-    theirs = KNeighborsClassifier(min(k, 300), metric="cosine", algorithm="brute",
-                                  weights=lambda d: np.exp(-d / T)).fit(X.astype(float), y)
-    monkeypatch.setattr("vitkit.features.knn.NUMBERS", 300 * 7)      # seven queries at once
+    theirs = KNeighborsClassifier(
+        min(k, 300), metric="cosine", algorithm="brute", weights=lambda d: np.exp(-d / T)
+    ).fit(X.astype(float), y)
+    monkeypatch.setattr("vitkit.features.knn.NUMBERS", 300 * 7)  # seven queries at once
     mine = Neighbours(X.astype(float), y, 5).votes(Xt.astype(float), (k,))[k]
     assert np.allclose(mine, theirs.predict_proba(Xt.astype(float)), atol=1e-9)
-    single = Neighbours(X, y, 5).votes(Xt, (3, k))[k]               # float32, as features come
+    single = Neighbours(X, y, 5).votes(Xt, (3, k))[k]  # float32, as features come
     assert np.allclose(single, mine, atol=1e-4)
     assert (single.argmax(1) == theirs.predict(Xt.astype(float))).all()
 
 
 def test_no_image_votes_on_itself() -> None:
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 8)), rng.integers(0, 2, 60)     # labels that mean nothing
+    X, y = rng.normal(size=(60, 8)), rng.integers(0, 2, 60)  # labels that mean nothing
     bank, own = Neighbours(X, y, 2), np.arange(60)
     assert (bank.votes(X, (1,))[1].argmax(1) == y).all()
     assert (bank.votes(X, (1,), own=own)[1].argmax(1) == y).mean() < 0.8
@@ -106,8 +107,8 @@ def test_strength_is_chosen_by_held_out_loss_on_train() -> None:
     losses = found.chosen["held_out_nll"]
     assert found.chosen["folds"] == 5
     assert f"{found.chosen['C']:g}" == min(losses, key=losses.get)
-    assert found.chosen["C"] < 100                              # noise asks for regularisation
-    assert fit("logistic", X, y, "abc").chosen == found.chosen   # and for nothing random
+    assert found.chosen["C"] < 100  # noise asks for regularisation
+    assert fit("logistic", X, y, "abc").chosen == found.chosen  # and for nothing random
 
 
 def test_sgd_comes_close_to_the_solver() -> None:
@@ -130,12 +131,19 @@ def test_standardisation_is_folded_exactly(F, K, seed) -> None:
     assert np.allclose(head.times(3).logits(X), 3 * head.logits(X))
 
 
-@pytest.mark.parametrize(("changes", "feature"), [
-    ({}, "cls"), ({}, "mean"), ({"pre_logits": True}, "cls"), ({"pre_logits": True}, "pre-logits"),
-    ({"pool": "mean"}, "cls"), ({"pool": "mean", "norm_after_pool": True}, "mean"),
-    ({"pool": "mean", "norm_after_pool": True, "class_token": False}, None),
-    ({"num_register_tokens": 2, "layer_scale": 0.1}, "mean"),
-])
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({}, "cls"),
+        ({}, "mean"),
+        ({"pre_logits": True}, "cls"),
+        ({"pre_logits": True}, "pre-logits"),
+        ({"pool": "mean"}, "cls"),
+        ({"pool": "mean", "norm_after_pool": True}, "mean"),
+        ({"pool": "mean", "norm_after_pool": True, "class_token": False}, None),
+        ({"num_register_tokens": 2, "layer_scale": 0.1}, "mean"),
+    ],
+)
 @torch.no_grad()
 def test_a_head_becomes_part_of_an_ordinary_model(changes, feature, tmp_path) -> None:
     model = tiny(**changes)
@@ -146,7 +154,7 @@ def test_a_head_becomes_part_of_an_ordinary_model(changes, feature, tmp_path) ->
     new = attach(model, head, ["a", "b", "c"], choice)
     expected = head.logits(choice.of(model, x).double().numpy())
     assert np.allclose(new(x).numpy(), expected, atol=1e-4)
-    assert torch.equal(model(x), before)                        # the backbone's own head is as it was
+    assert torch.equal(model(x), before)  # the backbone's own head is as it was
     save(new, tmp_path / "new.safetensors")
     again = load(tmp_path / "new.safetensors")
     assert torch.equal(again(x), new(x))
@@ -177,7 +185,7 @@ def test_fewer_images_than_folds() -> None:
     with pytest.raises(DataError, match=r"'b' has 1.*--strength"):
         fit("logistic", X[:4], np.array([0, 0, 0, 1]), "ab")
     assert fit("logistic", X[:4], np.array([0, 0, 0, 1]), "ab", Options(strength=1.0)).chosen == {"C": 1.0}
-    assert fit("ridge", X[:2], np.array([0, 1]), "ab").chosen["factor"] == 1        # one shot
+    assert fit("ridge", X[:2], np.array([0, 1]), "ab").chosen["factor"] == 1  # one shot
     assert fit("knn", X[:2], np.array([0, 1]), "ab").scores(X[:2]).shape == (2, 2)
     with pytest.raises(DataError, match="--method logistic"):
         fit("sgd", X[:4], np.array([0, 0, 0, 1]), "ab")

@@ -14,10 +14,21 @@ from vitkit.model.config import InputSpec, ViTConfig
 
 def test_defaults_are_the_published_ones() -> None:
     c = ViTConfig()
-    expected = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-                "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-                "initializer_range": 0.02, "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16,
-                "num_channels": 3, "qkv_bias": True}
+    expected = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_channels": 3,
+        "qkv_bias": True,
+    }
     assert {name: getattr(c, name) for name in expected} == expected
 
 
@@ -56,31 +67,34 @@ def test_heads_that_remain() -> None:
     assert c.heads_of(0) == tuple(range(12))
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"hidden_size": 100, "num_attention_heads": 12}, ["12 heads do not divide 100", "Try 10 heads"]),
-    ({"image_size": 225}, ["225", "16", "Use 224", "pad_input=True"]),
-    ({"image_size": (224, 230)}, ["230", "Use 224"]),
-    ({"image_size": 8}, ["8 pixels", "Use 16"]),
-    ({"image_size": "224"}, ["image_size", "'224'"]),
-    ({"hidden_size": 0}, ["hidden_size", "at least 1", "got 0"]),
-    ({"hidden_size": 76.8}, ["whole number", "76.8"]),
-    ({"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
-    ({"layer_norm_eps": math.nan}, ["layer_norm_eps", "finite", "nan"]),
-    ({"layer_norm_eps": 0.0}, ["layer_norm_eps", "over 0"]),
-    ({"hidden_dropout_prob": 1.5}, ["hidden_dropout_prob", "at most 1", "1.5"]),
-    ({"attention_probs_dropout_prob": math.nan}, ["attention_probs_dropout_prob", "nan"]),
-    ({"initializer_range": math.inf}, ["initializer_range", "inf"]),
-    ({"layer_scale": math.nan}, ["layer_scale", "nan"]),
-    ({"drop_path_rate": -0.1}, ["drop_path_rate", "-0.1"]),
-    ({"hidden_act": "relu"}, ["hidden_act", "gelu, gelu_tanh", "'relu'"]),
-    ({"position_resize": "timm_npz"}, ["position_resize", "did you mean 'timm-npz'?"]),
-    ({"pool": "avg"}, ["pool", "cls, mean", "'avg'"]),
-    ({"class_token": False}, ["class token", "pool='mean'"]),
-    ({"norm_after_pool": True}, ["norm_after_pool", "pool='mean'"]),
-    ({"pruned_heads": {12: [0]}}, ["layer 12", "0 to 11"]),
-    ({"pruned_heads": {0: [12]}}, ["[12]", "0 to 11"]),
-    ({"pruned_heads": {0: range(12)}}, ["no head in layer 0", "at least one"]),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 12}, ["12 heads do not divide 100", "Try 10 heads"]),
+        ({"image_size": 225}, ["225", "16", "Use 224", "pad_input=True"]),
+        ({"image_size": (224, 230)}, ["230", "Use 224"]),
+        ({"image_size": 8}, ["8 pixels", "Use 16"]),
+        ({"image_size": "224"}, ["image_size", "'224'"]),
+        ({"hidden_size": 0}, ["hidden_size", "at least 1", "got 0"]),
+        ({"hidden_size": 76.8}, ["whole number", "76.8"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
+        ({"layer_norm_eps": math.nan}, ["layer_norm_eps", "finite", "nan"]),
+        ({"layer_norm_eps": 0.0}, ["layer_norm_eps", "over 0"]),
+        ({"hidden_dropout_prob": 1.5}, ["hidden_dropout_prob", "at most 1", "1.5"]),
+        ({"attention_probs_dropout_prob": math.nan}, ["attention_probs_dropout_prob", "nan"]),
+        ({"initializer_range": math.inf}, ["initializer_range", "inf"]),
+        ({"layer_scale": math.nan}, ["layer_scale", "nan"]),
+        ({"drop_path_rate": -0.1}, ["drop_path_rate", "-0.1"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "gelu, gelu_tanh", "'relu'"]),
+        ({"position_resize": "timm_npz"}, ["position_resize", "did you mean 'timm-npz'?"]),
+        ({"pool": "avg"}, ["pool", "cls, mean", "'avg'"]),
+        ({"class_token": False}, ["class token", "pool='mean'"]),
+        ({"norm_after_pool": True}, ["norm_after_pool", "pool='mean'"]),
+        ({"pruned_heads": {12: [0]}}, ["layer 12", "0 to 11"]),
+        ({"pruned_heads": {0: [12]}}, ["[12]", "0 to 11"]),
+        ({"pruned_heads": {0: range(12)}}, ["no head in layer 0", "at least one"]),
+    ],
+)
 def test_nonsense_is_refused(values, words) -> None:
     with pytest.raises(ConfigError) as caught:
         ViTConfig(**values)
@@ -88,15 +102,18 @@ def test_nonsense_is_refused(values, words) -> None:
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"crop": 0.9}, ["crop=0.9", "resize='crop'"]),
-    ({"resize": "crop", "crop": 1.1}, ["crop", "at most 1"]),
-    ({"std": (0.5, 0.0, 0.5)}, ["std", "over 0"]),
-    ({"mean": (0.5,)}, ["rgb", "3 numbers", "got 1 and 3"]),
-    ({"channels": "bgr"}, ["channels", "rgb, gray, raw"]),
-    ({"class_names": ("a", "b", "a")}, ["'a'", "twice"]),
-    ({"size": (224, 0)}, ["size", "got 0"]),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"crop": 0.9}, ["crop=0.9", "resize='crop'"]),
+        ({"resize": "crop", "crop": 1.1}, ["crop", "at most 1"]),
+        ({"std": (0.5, 0.0, 0.5)}, ["std", "over 0"]),
+        ({"mean": (0.5,)}, ["rgb", "3 numbers", "got 1 and 3"]),
+        ({"channels": "bgr"}, ["channels", "rgb, gray, raw"]),
+        ({"class_names": ("a", "b", "a")}, ["'a'", "twice"]),
+        ({"size": (224, 0)}, ["size", "got 0"]),
+    ],
+)
 def test_bad_input_spec_is_refused(values, words) -> None:
     with pytest.raises(ConfigError) as caught:
         InputSpec(**values)

@@ -12,8 +12,16 @@ from vitkit import ViT, ViTConfig
 from vitkit.model.config import VARIANTS
 from vitkit.model.count import flops, parameters
 
-ODD = ViTConfig(hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100, image_size=(64, 32),
-                patch_size=8, num_channels=1, num_classes=7)
+ODD = ViTConfig(
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=100,
+    image_size=(64, 32),
+    patch_size=8,
+    num_channels=1,
+    num_classes=7,
+)
 CONFIGS = {
     "ti/16": VARIANTS["vit-ti/16"],
     "odd": ODD,

@@ -15,6 +15,7 @@ from vitkit.model.positions import RULES, resize
 
 def test_every_rule_of_the_config_exists() -> None:
     from typing import get_args
+
     assert set(get_args(PositionRule)) == set(RULES)
 
 
@@ -22,6 +23,7 @@ def test_every_rule_of_the_config_exists() -> None:
 @pytest.mark.parametrize("new", [(24, 24), (14, 20), (7, 9)])
 def test_rules_equal_their_definitions(rule: str, new: tuple[int, int]) -> None:
     from scipy.ndimage import zoom
+
     table = torch.randn(1, 1 + 14 * 14, 8)
     image = table[:, 1:].mT.unflatten(2, (14, 14))
     definition = {
@@ -33,7 +35,7 @@ def test_rules_equal_their_definitions(rule: str, new: tuple[int, int]) -> None:
         "dinov2": lambda: F.interpolate(image, scale_factor=[(n + 0.1) / 14 for n in new], mode="bicubic"),
     }[rule]()
     result = resize(table, (14, 14), new, rule)
-    assert torch.equal(result[:, :1], table[:, :1])         # the class token's row
+    assert torch.equal(result[:, :1], table[:, :1])  # the class token's row
     assert torch.allclose(result[:, 1:], definition.flatten(2).mT, atol=5e-6)
 
 
@@ -106,7 +108,7 @@ def test_remember_inside_inference_mode_then_train() -> None:
 def test_gradients_reach_the_trained_table_at_another_size() -> None:
     model, x = tiny(), pixels(1, 3, 48, 40)
     model.remember_size((48, 40))
-    model(x).sum().backward()       # in eval mode too: a remembered table would cut the gradient
+    model(x).sum().backward()  # in eval mode too: a remembered table would cut the gradient
     assert model.positions.table.grad.abs().sum() > 0
 
 

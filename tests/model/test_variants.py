@@ -34,10 +34,18 @@ PARAMETERS = {
     "vit-G/14": 1_844_440_680,
 }
 TIMM = {
-    "vit_tiny_patch16_224": "vit-ti/16", "vit_small_patch8_224": "vit-s/8", "vit_small_patch16_224": "vit-s/16",
-    "vit_small_patch32_224": "vit-s/32", "vit_base_patch8_224": "vit-b/8", "vit_base_patch16_224": "vit-b/16",
-    "vit_base_patch32_224": "vit-b/32", "vit_large_patch14_224": "vit-l/14", "vit_large_patch16_224": "vit-l/16",
-    "vit_large_patch32_224": "vit-l/32", "vit_huge_patch14_224": "vit-h/14", "vit_giant_patch14_224": "vit-g/14",
+    "vit_tiny_patch16_224": "vit-ti/16",
+    "vit_small_patch8_224": "vit-s/8",
+    "vit_small_patch16_224": "vit-s/16",
+    "vit_small_patch32_224": "vit-s/32",
+    "vit_base_patch8_224": "vit-b/8",
+    "vit_base_patch16_224": "vit-b/16",
+    "vit_base_patch32_224": "vit-b/32",
+    "vit_large_patch14_224": "vit-l/14",
+    "vit_large_patch16_224": "vit-l/16",
+    "vit_large_patch32_224": "vit-l/32",
+    "vit_huge_patch14_224": "vit-h/14",
+    "vit_giant_patch14_224": "vit-g/14",
     "vit_gigantic_patch14_224": "vit-G/14",
 }
 
@@ -66,8 +74,18 @@ def test_timm_names_and_counts(name: str) -> None:
         assert count(vitkit.create(name)) == count(theirs)
 
 
-@pytest.mark.parametrize("name", ["ViT-B/16", "vit-b/16", "B/16", "VIT-b/16", "vit_base_patch16_224",
-                                  "google/vit-base-patch16-224", "vit_base_patch16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ViT-B/16",
+        "vit-b/16",
+        "B/16",
+        "VIT-b/16",
+        "vit_base_patch16_224",
+        "google/vit-base-patch16-224",
+        "vit_base_patch16",
+    ],
+)
 def test_spellings_of_one_variant(name: str) -> None:
     assert variant(name) == VARIANTS["vit-b/16"]
 
@@ -99,14 +117,17 @@ def test_overrides() -> None:
     assert variant("vit-ti/16", num_labels=7).num_classes == 7
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [
-    (lambda: variant("vit-x/16"), UnknownName, ["'vit-x/16'", "did you mean", "vit-b/16, "]),
-    (lambda: variant("vit-b/17"), UnknownName, ["'vit-b/17'", "vit-b/16"]),
-    (lambda: variant("vit-b/16", numerics="gogle"), UnknownName, ["numerics", "did you mean 'google'?"]),
-    (lambda: variant("vit-b/16", num_clases=3), ConfigError, ["'num_clases'", "did you mean 'num_classes'?"]),
-    (lambda: variant("vit_base_patch16_224.augreg_in21k"), ConfigError, ["trained weights", "vitkit.load('timm/"]),
-    (lambda: variant("vit_base_patch16_clip_224"), UnknownName, ["vit_base_patch16_clip_224"]),
-])
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: variant("vit-x/16"), UnknownName, ["'vit-x/16'", "did you mean", "vit-b/16, "]),
+        (lambda: variant("vit-b/17"), UnknownName, ["'vit-b/17'", "vit-b/16"]),
+        (lambda: variant("vit-b/16", numerics="gogle"), UnknownName, ["numerics", "did you mean 'google'?"]),
+        (lambda: variant("vit-b/16", num_clases=3), ConfigError, ["'num_clases'", "did you mean 'num_classes'?"]),
+        (lambda: variant("vit_base_patch16_224.augreg_in21k"), ConfigError, ["trained weights", "vitkit.load('timm/"]),
+        (lambda: variant("vit_base_patch16_clip_224"), UnknownName, ["vit_base_patch16_clip_224"]),
+    ],
+)
 def test_mistakes(call, error, words) -> None:
     with pytest.raises(error) as caught:
         call()

@@ -1,4 +1,4 @@
-"""The engine on its own: shapes, masks, pruning, chunking, checkpointing, dropout places, initialisation, bad input.
+"""The model on its own: shapes, masks, pruning, chunking, checkpointing, dropout places, initialisation, bad input.
 
 That its numbers are those of the paper's equations and of the other libraries is tests/test_parity.py's matter.
 """
@@ -16,8 +16,15 @@ import vitkit
 from vitkit import ViT, ViTConfig
 from vitkit.errors import ConfigError, InputError, VitkitError
 
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-        "image_size": 32, "patch_size": 8, "num_classes": 5}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+}
 
 
 def tiny(**changes) -> ViT:
@@ -34,6 +41,7 @@ def pixels(*shape: int) -> Tensor:
 
 def test_vit_py_is_short() -> None:
     import vitkit.model.vit as module
+
     assert len(Path(module.__file__).read_text().splitlines()) < 250
 
 
@@ -104,7 +112,7 @@ def test_pruning_equals_masking_and_shrinks() -> None:
     mask[0, 1] = mask[1, 0] = mask[1, 3] = 0
     expected, before = model(x, mask), sum(p.numel() for p in model.parameters())
     model.prune_heads({0: [1]})
-    model.prune_heads({1: [3, 0], 0: [1]})          # in steps, and a head named twice
+    model.prune_heads({1: [3, 0], 0: [1]})  # in steps, and a head named twice
     assert torch.allclose(model(x), expected, atol=1e-5)
     assert model.config.pruned_heads == ((0, (1,)), (1, (0, 3)))
     assert before - sum(p.numel() for p in model.parameters()) == 3 * (4 * 8 * 32 + 3 * 8)
@@ -112,7 +120,7 @@ def test_pruning_equals_masking_and_shrinks() -> None:
     again = ViT(model.config).eval()
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(x), model(x))
-    assert torch.allclose(model(x, mask), expected, atol=1e-5)      # masks keep their original numbers
+    assert torch.allclose(model(x, mask), expected, atol=1e-5)  # masks keep their original numbers
     with pytest.raises(InputError, match=r"Heads \[1\] are pruned.*choose from \[0, 2, 3\]"):
         model.attention(x, layers=0, heads=1)
 
@@ -145,9 +153,15 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
     assert max(g.abs().max() for g in gradients[0]) > 0
 
 
-@pytest.mark.parametrize("changes", [{"pool": "mean"}, {"pool": "mean", "norm_after_pool": True},
-                                     {"pool": "mean", "class_token": False},
-                                     {"num_register_tokens": 2, "pool": "mean"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": "mean"},
+        {"pool": "mean", "norm_after_pool": True},
+        {"pool": "mean", "class_token": False},
+        {"num_register_tokens": 2, "pool": "mean"},
+    ],
+)
 def test_mean_pooling(changes) -> None:
     model, x = tiny(**changes), pixels()
     z = model.hidden_states(x)[-1][:, -16:]
@@ -197,17 +211,25 @@ def test_attention_dropout_only_in_training() -> None:
 
 
 def test_the_authors_initialisation() -> None:
-    model = ViT(ViTConfig(hidden_size=256, num_hidden_layers=1, num_attention_heads=4, intermediate_size=1024,
-                          pre_logits=True))
+    model = ViT(
+        ViTConfig(hidden_size=256, num_hidden_layers=1, num_attention_heads=4, intermediate_size=1024, pre_logits=True)
+    )
     p = dict(model.named_parameters())
-    for name in ("head.weight", "head.bias", "class_token", "blocks.0.msa.qkv.bias", "blocks.0.msa.out.bias",
-                 "patch_embedding.projection.bias", "pre_logits.bias"):
+    for name in (
+        "head.weight",
+        "head.bias",
+        "class_token",
+        "blocks.0.msa.qkv.bias",
+        "blocks.0.msa.out.bias",
+        "patch_embedding.projection.bias",
+        "pre_logits.bias",
+    ):
         assert p[name].abs().max() == 0, name
     for kernel, fan in (("msa.out", 512), ("mlp.fc1", 1280), ("mlp.fc2", 1280)):
         weight, bound = p[f"blocks.0.{kernel}.weight"], math.sqrt(6 / fan)
         assert 0.99 * bound < weight.abs().max() <= bound
         assert abs(weight.std() / (bound / math.sqrt(3)) - 1) < 0.02
-    for kernel in p["blocks.0.msa.qkv.weight"].chunk(3):        # each has its own fan
+    for kernel in p["blocks.0.msa.qkv.weight"].chunk(3):  # each has its own fan
         assert 0.99 * math.sqrt(6 / 512) < kernel.abs().max() <= math.sqrt(6 / 512)
     for name in ("fc1", "fc2"):
         assert 0 < p[f"blocks.0.mlp.{name}.bias"].std() < 2e-6
@@ -241,21 +263,24 @@ def test_padding_on_request() -> None:
     assert torch.equal(model(x), model(padded))
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda m: m(pixels(1, 1, 32, 32)), ["[batch, 3, height, width]", "[1, 1, 32, 32]", "num_channels="]),
-    (lambda m: m(pixels(3, 32, 32)), ["[batch, 3, height, width]", "[3, 32, 32]"]),
-    (lambda m: m(pixels(1, 3, 33, 32)), ["patch size 8", "33 x 32", "Resize to 32 x 32", "pad_input=True"]),
-    (lambda m: m(pixels(1, 3, 4, 32)), ["4 x 32", "Resize to 8 x 32"]),
-    (lambda m: m(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)), ["floating-point", "uint8"]),
-    (lambda m: m(pixels(), torch.ones(3)), ["head_mask", "[4] or [2, 4]", "[3]"]),
-    (lambda m: m.attention(pixels(), layers=2), ["layers", "0 and 1", "got 2"]),
-    (lambda m: m.attention(pixels(), heads=[0, 4]), ["heads", "got 4"]),
-    (lambda m: m.attention(pixels(), query=17), ["query", "got 17"]),
-    (lambda m: m.set_image_size(33), ["33", "multiple"]),
-    (lambda m: ViT(img_size=224, patch_size=16), ["ViTConfig", "vitkit.paper.ViT"]),
-    (lambda m: ViT(224), ["vitkit.paper.ViT"]),
-    (lambda m: ViT(), ["vitkit.create"]),
-])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m(pixels(1, 1, 32, 32)), ["[batch, 3, height, width]", "[1, 1, 32, 32]", "num_channels="]),
+        (lambda m: m(pixels(3, 32, 32)), ["[batch, 3, height, width]", "[3, 32, 32]"]),
+        (lambda m: m(pixels(1, 3, 33, 32)), ["patch size 8", "33 x 32", "Resize to 32 x 32", "pad_input=True"]),
+        (lambda m: m(pixels(1, 3, 4, 32)), ["4 x 32", "Resize to 8 x 32"]),
+        (lambda m: m(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)), ["floating-point", "uint8"]),
+        (lambda m: m(pixels(), torch.ones(3)), ["head_mask", "[4] or [2, 4]", "[3]"]),
+        (lambda m: m.attention(pixels(), layers=2), ["layers", "0 and 1", "got 2"]),
+        (lambda m: m.attention(pixels(), heads=[0, 4]), ["heads", "got 4"]),
+        (lambda m: m.attention(pixels(), query=17), ["query", "got 17"]),
+        (lambda m: m.set_image_size(33), ["33", "multiple"]),
+        (lambda m: ViT(img_size=224, patch_size=16), ["ViTConfig", "vitkit.paper.ViT"]),
+        (lambda m: ViT(224), ["vitkit.paper.ViT"]),
+        (lambda m: ViT(), ["vitkit.create"]),
+    ],
+)
 def test_bad_input(call, words) -> None:
     with pytest.raises(VitkitError) as caught:
         call(tiny())

@@ -22,8 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def digits(folder: Path) -> Path:
     """A few steps on scikit-learn's digits."""
-    run, _ = train("digits", folder / "digits", recipe="digits", changes=TINY,
-                   settings={"log_every": 2, "evaluate_every": 3, "workers": 0, "trackers": ()})
+    run, _ = train(
+        "digits",
+        folder / "digits",
+        recipe="digits",
+        changes=TINY,
+        settings={"log_every": 2, "evaluate_every": 3, "workers": 0, "trackers": ()},
+    )
     return run.path
 
 
@@ -32,7 +37,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of pictures with two classes, one with a name that HTML must not take for its own."""
     root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for split, count in (("train", 6), ("val", 4)):
-        for name, colour in (("<b>red & \"blue\"", (200, 30, 30)), ("grün", (20, 180, 40))):
+        for name, colour in (('<b>red & "blue"', (200, 30, 30)), ("grün", (20, 180, 40))):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
                 noise = rng.integers(0, 40, (24, 40, 3)) + np.array(colour)
@@ -43,8 +48,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def food(folder: Path, photos: Path) -> Path:
     """A few steps on that folder."""
-    run, _ = train(photos, folder / "deep" / "food", recipe="digits", image_size=8,
-                   changes={"steps": 2, "batch_size": 6, "warmup": 0.0}, settings={"workers": 0, "trackers": ()})
+    run, _ = train(
+        photos,
+        folder / "deep" / "food",
+        recipe="digits",
+        image_size=8,
+        changes={"steps": 2, "batch_size": 6, "warmup": 0.0},
+        settings={"workers": 0, "trackers": ()},
+    )
     return run.path
 
 

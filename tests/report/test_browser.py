@@ -75,5 +75,5 @@ def test_it_prints(browser: Any, pages: dict[str, Path], tmp_path: Path) -> None
     content = page.pdf(path=tmp_path / "page.pdf", format="A4", print_background=True)
     assert content.startswith(b"%PDF")
     page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == LIGHT      # ink is not wasted on night
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == LIGHT  # ink is not wasted on night
     page.close()

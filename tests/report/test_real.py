@@ -13,8 +13,21 @@ from vitkit.cli import app
 @pytest.mark.slow
 def test_foodvision_mini(shared_data: Path, tmp_path: Path) -> None:
     weights = shared_data / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"
-    app(["probe", str(shared_data / "pizza_steak_sushi"), "--from", str(weights), "--out", str(tmp_path / "run"),
-         "--cache", str(tmp_path / "cache"), "--workers", "0"], standalone_mode=False)
+    app(
+        [
+            "probe",
+            str(shared_data / "pizza_steak_sushi"),
+            "--from",
+            str(weights),
+            "--out",
+            str(tmp_path / "run"),
+            "--cache",
+            str(tmp_path / "cache"),
+            "--workers",
+            "0",
+        ],
+        standalone_mode=False,
+    )
     page = tmp_path / "run" / "report.html"
     assert page.stat().st_size < 4_000_000
     chromium = shutil.which("chromium")

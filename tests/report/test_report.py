@@ -14,8 +14,8 @@ from vitkit.cli import app
 from vitkit.errors import OutputError, UnreadableFile
 from vitkit.explain.plots import PLOTS
 from vitkit.jobs.report import after, compare, report
+from vitkit.report.page import command
 from vitkit.report.render import duration
-from vitkit.report.run import command
 
 
 class Reader(HTMLParser):
@@ -56,8 +56,18 @@ def test_everything_is_on_the_page(digits_page: Path, digits: Path) -> None:
     for section in ("repeat", "data", "curves", "results", "wrong", "figures"):
         assert section in page.ids, section
         assert f"#{section}" in page.links
-    for words in ("Confusion matrix", "Reliability", "Learning rate", "Throughput", "training images", "macro F1",
-                  "the validation part", "Every class", "Most confused", "fingerprint"):
+    for words in (
+        "Confusion matrix",
+        "Reliability",
+        "Learning rate",
+        "Throughput",
+        "training images",
+        "macro F1",
+        "the validation part",
+        "Every class",
+        "Most confused",
+        "fingerprint",
+    ):
         assert words in page.words, words
     for plot in PLOTS.values():
         assert (plot.title in page.words) == (plot.needs != "image"), plot.title
@@ -117,7 +127,7 @@ def test_a_torn_line_and_no_metrics_do_no_harm(food: Path, tmp_path: Path) -> No
     shutil.copytree(food, run)
     with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"event": "tr')
-    for file in run.glob("*.safetensors"):        # without figures it is quick
+    for file in run.glob("*.safetensors"):  # without figures it is quick
         file.unlink()
     assert "curves" in Reader(report(run).read_text(encoding="utf-8")).ids
     (run / "metrics.jsonl").unlink()
@@ -131,8 +141,23 @@ def test_a_probe(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     weights = tmp_path / "w.safetensors"
     save(create("vit-ti/16", num_hidden_layers=1, num_classes=0, image_size=32, patch_size=8), weights)
-    app(["probe", str(photos), "--from", str(weights), "--out", str(tmp_path / "run"), "--workers", "0", "--cache",
-         str(tmp_path / "cache"), "--method", "ridge"], standalone_mode=False)
+    app(
+        [
+            "probe",
+            str(photos),
+            "--from",
+            str(weights),
+            "--out",
+            str(tmp_path / "run"),
+            "--workers",
+            "0",
+            "--cache",
+            str(tmp_path / "cache"),
+            "--method",
+            "ridge",
+        ],
+        standalone_mode=False,
+    )
     assert f"report: {tmp_path / 'run' / 'report.html'}" in capsys.readouterr().out
     page = Reader((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
     assert "ridge" in page.words
@@ -157,7 +182,7 @@ def test_compare(digits_page: Path, food: Path, folder: Path, tmp_path: Path) ->
     assert "Validation accuracy" in page.words
     assert "recipe.batch_size" in page.words
     assert "deep/food" in page.words
-    assert "recipe.decay" not in page.words        # the same in both
+    assert "recipe.decay" not in page.words  # the same in both
     app(["runs", str(folder), "--html", str(tmp_path / "x.html")], standalone_mode=False)
     assert (tmp_path / "x.html").is_file()
 

@@ -25,8 +25,15 @@ NAMES = ("ant", "bee", "cat", "dog", "elk")
 def tiny(**changes: object) -> ViT:
     """Depth 2, width 32, 32 px, five classes; the same weights every time."""
     torch.manual_seed(7)
-    config = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-              "image_size": 32, "patch_size": 8, "num_classes": 5} | changes
+    config = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 32,
+        "patch_size": 8,
+        "num_classes": 5,
+    } | changes
     model = ViT(ViTConfig(**config), InputSpec(size=(32, 32), class_names=NAMES if config["num_classes"] == 5 else ()))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else None
@@ -56,7 +63,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    return TestClient(create_app(service))      # without its lifespan: the service outlives the test
+    return TestClient(create_app(service))  # without its lifespan: the service outlives the test
 
 
 @pytest.fixture

@@ -27,17 +27,20 @@ def test_predict_is_what_python_says(client, service) -> None:
         assert [one["class"] for one in said["top"]] == [guess.name for guess in expected.guesses]
         assert [one["index"] for one in said["top"]] == [NAMES.index(guess.name) for guess in expected.guesses]
         assert [one["p"] for one in said["top"]] == pytest.approx([g.probability for g in expected.guesses], abs=1e-6)
-    assert len({result["top"][0]["p"] for result in results}) > 3      # the model does tell them apart
+    assert len({result["top"][0]["p"] for result in results}) > 3  # the model does tell them apart
     assert [result["name"] for result in results] == [f"photo{i}.png" for i in range(7)]
 
 
 def test_json_and_multipart_agree(client) -> None:
     raw = photo(3)
     text = base64.b64encode(raw).decode()
-    ways = [client.post("/v1/predict", files=files(raw)),
-            client.post("/v1/predict", json={"images": [{"name": "photo0.png", "data": text}]}),
-            client.post("/v1/predict", json={"images": [{"name": "C:\\a\\photo0.png",
-                                                         "data": f"data:image/png;base64,{text}"}]})]
+    ways = [
+        client.post("/v1/predict", files=files(raw)),
+        client.post("/v1/predict", json={"images": [{"name": "photo0.png", "data": text}]}),
+        client.post(
+            "/v1/predict", json={"images": [{"name": "C:\\a\\photo0.png", "data": f"data:image/png;base64,{text}"}]}
+        ),
+    ]
     assert [way.status_code for way in ways] == [200] * 3
     assert ways[0].json() == ways[1].json() == ways[2].json()
 
@@ -108,9 +111,15 @@ def test_pruned_heads_are_null(client_with) -> None:
     assert "pruned" in gone.json()["error"]
 
 
-@pytest.mark.parametrize("changes", [
-    {"pool": "mean", "class_token": False}, {"num_register_tokens": 2}, {"num_classes": 1000}, {"num_classes": 2},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": "mean", "class_token": False},
+        {"num_register_tokens": 2},
+        {"num_classes": 1000},
+        {"num_classes": 2},
+    ],
+)
 def test_other_models(client_with, changes: dict[str, object]) -> None:
     client = client_with(tiny(**changes))
     assert client.post("/v1/predict", files=files(photo())).status_code == 200
@@ -153,7 +162,15 @@ def test_health_metrics_and_docs(client, service) -> None:
     client.get("/a/path/of/an/attacker")
     assert "attacker" not in client.get("/metrics").text
     assert set(client.get("/openapi.json").json()["paths"]) == {
-        "/v1/predict", "/v1/embed", "/v1/explain", "/v1/picture", "/v1/model", "/healthz", "/readyz", "/metrics"}
+        "/v1/predict",
+        "/v1/embed",
+        "/v1/explain",
+        "/v1/picture",
+        "/v1/model",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
     service.stopping = True
     try:
         assert client.get("/readyz").status_code == 503
@@ -176,8 +193,10 @@ def png_header(width: int, height: int) -> bytes:
     """A PNG that declares a size and holds nothing."""
     import struct
     import zlib
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
@@ -186,29 +205,32 @@ def eps() -> bytes:
     return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-@pytest.mark.parametrize(("request_", "status", "words"), [
-    ({"files": files(b"")}, 422, "photo0.png: the file is empty"),
-    ({"files": files(b"hello")}, 422, "photo0.png: not an image"),
-    ({"files": files(photo()[:200])}, 422, "photo0.png: truncated"),
-    ({"files": files(photo(), b"broken")}, 422, "photo1.png"),
-    ({"files": files(png_header(20_000, 20_000))}, 422, "photo0.png: declares more than 178 megapixels"),
-    ({"files": files(png_header(9_000, 9_000))}, 413, "photo0.png: 9000 x 9000 pixels are more than the 50"),
-    ({"files": files(eps())}, 422, "EPS files are not read here"),
-    ({"files": files(*[photo()] * 33)}, 413, "at most 32 images"),
-    ({"files": files(*[photo()] * 40)}, 400, "Too many files"),
-    ({"files": [("image", ("a.png", photo()))]}, 400, "Expected the field `files`; got 'image'"),
-    ({"data": {"files": "text"}}, 415, "multipart/form-data or application/json"),
-    ({"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
-    ({"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "multipart"),
-    ({"content": b"[", "headers": {"content-type": "application/json"}}, 400, "Expected JSON"),
-    ({"content": b"\xff\xfe", "headers": {"content-type": "application/json"}}, 400, "Expected JSON"),
-    ({"json": []}, 400, "Expected JSON"),
-    ({"json": {"images": []}}, 400, "images: List should have at least 1 item"),
-    ({"json": {"images": [{"data": "?"}]}}, 400, "`data` is not base64"),
-    ({"json": {"images": [{"path": "/etc/passwd"}]}}, 400, "images.0.data: Field required"),
-    ({"json": {"images": [{"data": "aGVsbG8=", "name": "../../etc/passwd"}]}}, 422, "passwd: not an image"),
-    ({}, 415, "Expected a Content-Type"),
-])
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        ({"files": files(b"")}, 422, "photo0.png: the file is empty"),
+        ({"files": files(b"hello")}, 422, "photo0.png: not an image"),
+        ({"files": files(photo()[:200])}, 422, "photo0.png: truncated"),
+        ({"files": files(photo(), b"broken")}, 422, "photo1.png"),
+        ({"files": files(png_header(20_000, 20_000))}, 422, "photo0.png: declares more than 178 megapixels"),
+        ({"files": files(png_header(9_000, 9_000))}, 413, "photo0.png: 9000 x 9000 pixels are more than the 50"),
+        ({"files": files(eps())}, 422, "EPS files are not read here"),
+        ({"files": files(*[photo()] * 33)}, 413, "at most 32 images"),
+        ({"files": files(*[photo()] * 40)}, 400, "Too many files"),
+        ({"files": [("image", ("a.png", photo()))]}, 400, "Expected the field `files`; got 'image'"),
+        ({"data": {"files": "text"}}, 415, "multipart/form-data or application/json"),
+        ({"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
+        ({"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "multipart"),
+        ({"content": b"[", "headers": {"content-type": "application/json"}}, 400, "Expected JSON"),
+        ({"content": b"\xff\xfe", "headers": {"content-type": "application/json"}}, 400, "Expected JSON"),
+        ({"json": []}, 400, "Expected JSON"),
+        ({"json": {"images": []}}, 400, "images: List should have at least 1 item"),
+        ({"json": {"images": [{"data": "?"}]}}, 400, "`data` is not base64"),
+        ({"json": {"images": [{"path": "/etc/passwd"}]}}, 400, "images.0.data: Field required"),
+        ({"json": {"images": [{"data": "aGVsbG8=", "name": "../../etc/passwd"}]}}, 422, "passwd: not an image"),
+        ({}, 415, "Expected a Content-Type"),
+    ],
+)
 def test_bad_requests_get_one_sentence(client, request_, status: int, words: str) -> None:
     answer = client.post("/v1/predict", **request_)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
@@ -217,15 +239,22 @@ def test_bad_requests_get_one_sentence(client, request_, status: int, words: str
     assert "Traceback" not in answer.text
 
 
-@pytest.mark.parametrize(("query", "words"), [
-    ("predict?top=0", "top:"), ("predict?top=many", "top:"), ("explain?kind=dream", "kind:"),
-    ("explain?kind=attention&layer=2", "layer must lie between 0 and 1"),
-    ("explain?kind=attention&head=4", "head must lie between 0 and 3"),
-    ("explain?kind=attention&query=17", "query must lie between 0 and 16"),
-    ("explain?kind=rollout&layer=0", "kind='rollout' has no layer"), ("explain?format=svg", "format:"),
-    ("explain?kind=gradient&target=5", "class between 0 and 4"), ("picture?name=occlusion", "name:"),
-    ("explain?kind=attention&layer=99999999999999999999", "layer:"),
-])
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("predict?top=0", "top:"),
+        ("predict?top=many", "top:"),
+        ("explain?kind=dream", "kind:"),
+        ("explain?kind=attention&layer=2", "layer must lie between 0 and 1"),
+        ("explain?kind=attention&head=4", "head must lie between 0 and 3"),
+        ("explain?kind=attention&query=17", "query must lie between 0 and 16"),
+        ("explain?kind=rollout&layer=0", "kind='rollout' has no layer"),
+        ("explain?format=svg", "format:"),
+        ("explain?kind=gradient&target=5", "class between 0 and 4"),
+        ("picture?name=occlusion", "name:"),
+        ("explain?kind=attention&layer=99999999999999999999", "layer:"),
+    ],
+)
 def test_bad_choices_get_one_sentence(client, query: str, words: str) -> None:
     answer = client.post(f"/v1/{query}", files=files(photo()))
     assert answer.status_code == 422
@@ -265,6 +294,7 @@ def test_a_long_thin_image_is_refused_before_it_grows() -> None:
 
     from vitkit.errors import TooLarge
     from vitkit.serve.uploads import Upload, to_pixels
+
     spec = dataclasses.replace(tiny().input_spec, resize="crop", crop=0.9)
     raw = photo(size=(60_000, 1))
     with pytest.raises(TooLarge, match="60000 x 1 pixels are too long and thin"):
@@ -273,9 +303,13 @@ def test_a_long_thin_image_is_refused_before_it_grows() -> None:
 
 def test_token(client_with) -> None:
     client = client_with(token="correct-horse")
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "correct-horse"},
-                    {"Authorization": "Basic correct-horse"},
-                    {"Authorization": "Bearer \u00e9".encode()}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "correct-horse"},
+        {"Authorization": "Basic correct-horse"},
+        {"Authorization": "Bearer \u00e9".encode()},
+    ):
         refused = client.get("/v1/model", headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert client.post("/v1/predict", files=files(photo()), headers=headers).status_code == 401
@@ -330,6 +364,7 @@ def test_all_bodies_together_are_bounded(client_with) -> None:
 
 def test_a_mistake_of_ours_shows_nothing_of_the_inside(client_with) -> None:
     from starlette.testclient import TestClient
+
     client = client_with()
     app = client.app
     app.service.logits.run = lambda items: 1 / 0
@@ -340,6 +375,7 @@ def test_a_mistake_of_ours_shows_nothing_of_the_inside(client_with) -> None:
 
 def test_no_answer_in_time_is_busy(client_with) -> None:
     import time
+
     client = client_with(answer_seconds=0.2)
     run = client.app.service.logits.run
     client.app.service.logits.run = lambda items: (time.sleep(0.6), run(items))[1]
@@ -347,10 +383,18 @@ def test_no_answer_in_time_is_busy(client_with) -> None:
     assert (answer.status_code, answer.json()["kind"]) == (503, "Busy")
 
 
-@pytest.mark.parametrize("wrong", [
-    {"max_batch": 0}, {"max_delay": -1}, {"max_queue": 3, "max_files": 4}, {"token": "short"}, {"embed_in": "here"},
-    {"token": "with a space in it"}, {"max_megapixels": 0},
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_batch": 0},
+        {"max_delay": -1},
+        {"max_queue": 3, "max_files": 4},
+        {"token": "short"},
+        {"embed_in": "here"},
+        {"token": "with a space in it"},
+        {"max_megapixels": 0},
+    ],
+)
 def test_settings_refuse_nonsense(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         Settings(**wrong)  # type: ignore[arg-type]

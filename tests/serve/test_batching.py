@@ -49,7 +49,7 @@ def test_what_is_announced_shares_a_batch() -> None:
     with batcher.reserve(3) as room:
         answers = [room.submit(i) for i in range(2)]
         time.sleep(0.1)
-        assert run.batches == []                # the third is expected
+        assert run.batches == []  # the third is expected
         answers.append(room.submit(2))
         assert [one.result(5) for one in answers] == [0, 2, 4]
     assert run.batches == [[0, 1, 2]]
@@ -60,7 +60,7 @@ def test_patience_with_the_announced_ends() -> None:
     run = Recorder()
     batcher = make(run, max_delay=0.05)
     with batcher.reserve(2) as room:
-        assert room.submit(1).result(5) == 2    # the second never comes
+        assert room.submit(1).result(5) == 2  # the second never comes
     assert batcher.held == batcher.coming == 0
     batcher.close()
 
@@ -68,7 +68,7 @@ def test_patience_with_the_announced_ends() -> None:
 def test_one_who_gives_up_is_not_waited_for() -> None:
     batcher = make(Recorder(), max_delay=30.0)
     with batcher.reserve() as room:
-        with batcher.reserve():                 # announced, then its image turned out to be broken
+        with batcher.reserve():  # announced, then its image turned out to be broken
             answer = room.submit(5)
         assert answer.result(5) == 10
     batcher.close()
@@ -95,7 +95,7 @@ def test_clients_that_come_back_share_a_batch_again() -> None:
     assert len(run.batches) <= 24
     start = time.perf_counter()
     ask(batcher, 1)
-    ask(batcher, 1)                             # they are gone: the first waits once, at most
+    ask(batcher, 1)  # they are gone: the first waits once, at most
     assert time.perf_counter() - start < 1.0
     batcher.close()
 
@@ -132,7 +132,7 @@ def test_close_answers_what_was_accepted() -> None:
     def late() -> None:
         with batcher.reserve(6) as room:
             started.set()
-            time.sleep(0.1)                     # still decoding when close is called
+            time.sleep(0.1)  # still decoding when close is called
             found.extend(one.result(10) for one in [room.submit(i) for i in range(6)])
 
     started, thread = threading.Event(), threading.Thread(target=late)
@@ -157,8 +157,11 @@ def test_whoever_has_gone_is_skipped() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(requests=st.lists(st.integers(1, 5), min_size=1, max_size=20), max_batch=st.integers(1, 9),
-       workers=st.integers(1, 6))
+@given(
+    requests=st.lists(st.integers(1, 5), min_size=1, max_size=20),
+    max_batch=st.integers(1, 9),
+    workers=st.integers(1, 6),
+)
 def test_every_item_gets_its_own_answer(requests: list[int], max_batch: int, workers: int) -> None:
     run = Recorder()
     batcher = make(run, max_batch=max_batch, max_delay=0.002)

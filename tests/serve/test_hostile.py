@@ -62,14 +62,14 @@ def test_a_client_that_never_finishes_its_head_is_sent_away(tmp_path: Path, monk
         fuzz_serve.wait_for(port)
         start = time.monotonic()
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
-            assert silent.recv(10) == b""                       # closed, not kept
+            assert silent.recv(10) == b""  # closed, not kept
         with socket.create_connection(("127.0.0.1", port), timeout=10) as half:
             half.sendall(b"GET /healthz HTTP/1.1\r\nHost: loc")
             assert half.recv(10) == b""
         with socket.create_connection(("127.0.0.1", port), timeout=10) as second:
             second.sendall(request("GET", "/healthz", headers={"Connection": "keep-alive"}))
             assert b"200 OK" in second.recv(4096)
-            second.sendall(b"GET /hea")                         # the second request of a connection
+            second.sendall(b"GET /hea")  # the second request of a connection
             assert second.recv(10) == b""
         assert time.monotonic() - start < 8
         whole = request("POST", "/v1/predict", *multipart(picture(random.Random(0))))
@@ -98,21 +98,30 @@ def test_schemathesis(service) -> None:
     from vitkit.serve.app import create_app
 
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(service))
-    wanted = [checks.not_a_server_error, schemathesis.checks.CHECKS.get_one("status_code_conformance"),
-              schemathesis.checks.CHECKS.get_one("content_type_conformance"),
-              schemathesis.checks.CHECKS.get_one("response_schema_conformance")]
+    wanted = [
+        checks.not_a_server_error,
+        schemathesis.checks.CHECKS.get_one("status_code_conformance"),
+        schemathesis.checks.CHECKS.get_one("content_type_conformance"),
+        schemathesis.checks.CHECKS.get_one("response_schema_conformance"),
+    ]
     seen: dict[str, int] = {}
     for operation in schema.get_all_operations():
         for mode in schemathesis.GenerationMode:
             strategy = operation.ok().as_strategy(generation_mode=mode)
 
             @given(case=strategy)
-            @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None,
-                      phases=[Phase.generate], derandomize=True)
+            @settings(
+                max_examples=8,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                database=None,
+                phases=[Phase.generate],
+                derandomize=True,
+            )
             def check(case) -> None:
                 case.call_and_validate(checks=wanted)
                 seen[case.path] = seen.get(case.path, 0) + 1
 
-            with contextlib.suppress(Unsatisfiable):        # nothing that could be wrong about it
+            with contextlib.suppress(Unsatisfiable):  # nothing that could be wrong about it
                 check()
     assert set(seen) == set(schema.raw_schema["paths"])

@@ -21,7 +21,7 @@ from benchmarks.fuzz_serve import wait_for
 from tests.serve.conftest import NAMES, photo, tiny
 from vitkit.serve import server as module
 from vitkit.serve.app import create_app
-from vitkit.serve.gate import Gate
+from vitkit.serve.middleware import Middleware
 from vitkit.serve.service import Service
 from vitkit.serve.settings import Settings
 
@@ -43,23 +43,32 @@ PASTE = """([name, bytes]) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=[
-            "--no-sandbox", "--disable-gpu", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"])
+        opened = started.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--use-fake-device-for-media-stream",
+                "--use-fake-ui-for-media-stream",
+            ],
+        )
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[tuple[Gate, str]]:
+def app() -> Iterator[tuple[Middleware, str]]:
     """A server in a thread; its settings may be changed between tests."""
-    gate = create_app(Service(tiny(), Settings(max_megabytes=1), source="tiny.safetensors"))
+    middleware = create_app(Service(tiny(), Settings(max_megabytes=1), source="tiny.safetensors"))
     bound = module.listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(gate, http=module.Protocol, ws="none", log_level="error", lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(middleware, http=module.Protocol, ws="none", log_level="error", lifespan="on")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     wait_for(port)
-    yield gate, f"http://127.0.0.1:{port}/"
+    yield middleware, f"http://127.0.0.1:{port}/"
     server.should_exit = True
     thread.join(20)
 
@@ -76,8 +85,14 @@ def opened(browser, url: str, **how: object) -> Iterator[object]:
     page.set_default_timeout(20_000)
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith((url, "blob:", "data:"))
-            else problems.append(f"outside request: {request.url}"))
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((url, "blob:", "data:"))
+            else problems.append(f"outside request: {request.url}")
+        ),
+    )
     page.problems = problems
     page.goto(url)
     page.wait_for_selector("html[data-ready]")
@@ -118,25 +133,31 @@ def test_drop_a_photo_read_the_answer_look_inside(page, app) -> None:
     page.locator("#reset").click()
     page.locator("#who").filter(has_text="the class token").wait_for()
 
-    for mode, words in {"patches": "16 patches of 8 × 8", "rollout": "Most comes from", "gradient": "Most comes from"
-                        }.items():
+    for mode, words in {
+        "patches": "16 patches of 8 × 8",
+        "rollout": "Most comes from",
+        "gradient": "Most comes from",
+    }.items():
         page.locator(f"input[name=mode][value={mode}]").check()
         page.locator("#readout").filter(has_text=words).wait_for()
-    page.locator("#bars button").nth(2).click()                 # where does it see the third?
-    assert page.locator("#target").evaluate("one => one.selectedOptions[0].text") \
+    page.locator("#bars button").nth(2).click()  # where does it see the third?
+    assert (
+        page.locator("#target").evaluate("one => one.selectedOptions[0].text")
         == page.locator("#bars .name").nth(2).inner_text()
+    )
 
 
 def test_the_patch_that_is_shown_is_the_one_that_was_computed(page, app) -> None:
     """The page's sentence against Eq. 6 of the model itself."""
     from vitkit.data import decode, preprocess
+
     model, raw = app[0].service.model, photo(8)
     page.evaluate(DROP, ["mine.png", list(raw)])
     answered(page)
     page.locator("#layer").fill("1")
     page.locator("#head").fill("2")
     box = page.locator("#canvas").bounding_box()
-    page.locator("#canvas").click(position={"x": box["width"] * 0.6, "y": box["height"] * 0.4})    # row 2, column 3
+    page.locator("#canvas").click(position={"x": box["width"] * 0.6, "y": box["height"] * 0.4})  # row 2, column 3
     page.locator("#who").filter(has_text="row 2, column 3").wait_for()
     page.mouse.move(2, 2)
     query = 1 + 1 * 4 + 2
@@ -201,7 +222,7 @@ def test_bad_files_are_told_in_words(page) -> None:
     page.locator("#tray button").last.click()
     answered(page)
     assert page.locator("#message").is_hidden()
-    expected = [text for text in page.problems if "422" in text or "413" in text]        # Chromium's own words
+    expected = [text for text in page.problems if "422" in text or "413" in text]  # Chromium's own words
     assert len(expected) == len(page.problems) == 2
     page.problems.clear()
 
@@ -227,18 +248,18 @@ def test_camera(browser, app) -> None:
 
 
 def test_token_and_a_busy_server(browser, app, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, url = app
-    monkeypatch.setattr(gate, "settings", Settings(token="open-sesame"))
+    middleware, url = app
+    monkeypatch.setattr(middleware, "settings", Settings(token="open-sesame"))
     context = browser.new_context()
     page = context.new_page()
     page.goto(url)
     page.locator("#token").fill("open-sesame")
     page.keyboard.press("Enter")
     page.wait_for_selector("html[data-ready]")
-    with gate.service.logits.reserve(gate.service.settings.max_queue):
+    with middleware.service.logits.reserve(middleware.service.settings.max_queue):
         page.locator("#tray button").first.click()
         page.locator("#status").filter(has_text=re.compile(r"trying again in \d+ s")).wait_for()
-    answered(page)                                              # it did try again
+    answered(page)  # it did try again
     page.goto(f"{url}docs")
     page.locator("article code", has_text="/v1/predict").first.wait_for()
     context.close()

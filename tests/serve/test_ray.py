@@ -43,31 +43,48 @@ def test_two_replicas_on_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cluster.add_node(num_cpus=1)
         port = free_port()
         process = subprocess.Popen(
-            [sys.executable, "-m", "vitkit", "serve", str(tmp_path / "tiny.safetensors"), "--ray", "--replicas", "2",
-             "--port", str(port), "--max-delay", "20"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"RAY_ADDRESS": cluster.address})
+            [
+                sys.executable,
+                "-m",
+                "vitkit",
+                "serve",
+                str(tmp_path / "tiny.safetensors"),
+                "--ray",
+                "--replicas",
+                "2",
+                "--port",
+                str(port),
+                "--max-delay",
+                "20",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"RAY_ADDRESS": cluster.address},
+        )
         try:
             assert process.stdout is not None
             assert "2 replicas" in process.stdout.readline()
             wait_for(port)
             with ThreadPoolExecutor(16) as pool:
-                answers = list(pool.map(
-                    lambda raw: send(port, request("POST", "/v1/predict", *multipart(raw))), images))
+                answers = list(
+                    pool.map(lambda raw: send(port, request("POST", "/v1/predict", *multipart(raw))), images)
+                )
             assert [answer.status for answer in answers] == [200] * len(images)
             for answer, expected in zip(answers, vitkit.predict(model, images), strict=True):
                 top = json.loads(answer.body)["results"][0]["top"]
                 assert [one["class"] for one in top] == [guess.name for guess in expected.guesses]
                 assert [one["p"] for one in top] == pytest.approx([g.probability for g in expected.guesses], abs=1e-5)
             counted, batches = set(), 0
-            for _ in range(30):        # each replica counts for itself
+            for _ in range(30):  # each replica counts for itself
                 text = send(port, request("GET", "/metrics")).body.decode()
                 found = re.search(r'path="/v1/predict",status="200"} (\d+)', text)
                 size = re.search(r'vitkit_batch_size_count{work="predict"} (\d+)', text)
                 if found and size and found[1] not in counted:
                     counted.add(found[1])
                     batches += int(size[1])
-            assert len(counted) == 2 or counted == {"20"}       # both, be it in equal shares
-            assert batches < len(images)            # Ray did gather them
+            assert len(counted) == 2 or counted == {"20"}  # both, be it in equal shares
+            assert batches < len(images)  # Ray did gather them
             assert send(port, request("POST", "/v1/predict", *multipart(b"broken"))).status == 422
             assert send(port, request("GET", "/")).status == 200
         finally:

@@ -19,8 +19,10 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.parametrize("file", ["Dockerfile", "examples/space/Dockerfile"])
 def test_what_a_container_starts(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
-    entry, command = (json.loads(re.search(rf"^{word} (\[.*\])$", text, re.M)[1])  # type: ignore[index]
-                      for word in ("ENTRYPOINT", "CMD"))
+    entry, command = (
+        json.loads(re.search(rf"^{word} (\[.*\])$", text, re.M)[1])  # type: ignore[index]
+        for word in ("ENTRYPOINT", "CMD")
+    )
     assert entry == ["vitkit", "serve"]
     with typer.main.get_command(app).commands["serve"].make_context("serve", list(command)) as context:  # type: ignore[attr-defined]
         assert context.params["host"] == "0.0.0.0"
@@ -29,8 +31,9 @@ def test_what_a_container_starts(file: str) -> None:
 
 
 def test_an_installed_vitkit_has_the_page() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
-                             )["tool"]["setuptools"]["package-data"]["vitkit"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "package-data"
+    ]["vitkit"]
     for name, _ in PAGE.values():
         assert (ROOT / "vitkit/serve/page" / name).is_file()
         assert f"**/*{Path(name).suffix}" in patterns

@@ -31,6 +31,7 @@ from vitkit.serve.service import load_service
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command line, in this process: (exit code, standard output, standard error)."""
+
     def run(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["vitkit", *args])
         with pytest.raises(SystemExit) as left:
@@ -45,10 +46,13 @@ def check_same(weights: str, images: list[Path], command: Callable[..., tuple[in
     """The same probabilities, to 1e-5, and the same five classes, by command line, Python and HTTP."""
     code, out, error = command("predict", weights, *map(str, images), "--json")
     assert code == 0, error
-    cli = [[(guess["name"], guess["probability"]) for guess in one["guesses"]]
-           for one in json.loads(out)["predictions"]]
-    python = [[(guess.name, guess.probability) for guess in one.guesses]
-              for one in vitkit.predict(vitkit.load(weights), images)]
+    cli = [
+        [(guess["name"], guess["probability"]) for guess in one["guesses"]] for one in json.loads(out)["predictions"]
+    ]
+    python = [
+        [(guess.name, guess.probability) for guess in one.guesses]
+        for one in vitkit.predict(vitkit.load(weights), images)
+    ]
     with TestClient(create_app(load_service(weights, device="cpu"))) as client:
         answer = client.post("/v1/predict", files=[("files", (image.name, image.read_bytes())) for image in images])
     http = [[(guess["class"], guess["p"]) for guess in one["top"]] for one in answer.json()["results"]]
@@ -81,10 +85,10 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
         while not stop.is_set():
             try:
                 answer = send(port, raw, seconds=30)
-            except OSError:         # nobody listens any more
+            except OSError:  # nobody listens any more
                 return
             if answer.status:
-                json.loads(answer.body)         # whole, not cut
+                json.loads(answer.body)  # whole, not cut
                 found.append(answer.status)
 
     with serving(save_tiny(tmp_path), "--max-batch", "2") as (process, port):
@@ -98,7 +102,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
         for one in clients:
             one.join()
     accepted, answered = map(int, re.search(r"(\d+) requests accepted, (\d+) answered", said).groups())  # type: ignore[union-attr]
-    assert accepted == answered == len(found) + 1                # one asked whether it was ready
+    assert accepted == answered == len(found) + 1  # one asked whether it was ready
     assert set(found) <= {200, 503}
     assert found.count(200) > 50
     assert process.returncode == 0
@@ -106,8 +110,10 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
 
 def test_sigterm_waits_for_a_body_that_is_on_its_way(tmp_path: Path) -> None:
     whole = request("POST", "/v1/predict", *multipart(picture(random.Random(6), "PNG")))
-    with serving(save_tiny(tmp_path)) as (process, port), \
-            socket.create_connection(("127.0.0.1", port), timeout=30) as line:
+    with (
+        serving(save_tiny(tmp_path)) as (process, port),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as line,
+    ):
         line.sendall(whole[:-50])
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
@@ -117,15 +123,18 @@ def test_sigterm_waits_for_a_body_that_is_on_its_way(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--engine", "warp"], "Unknown engine 'warp'"),
-    (["--max-queue", "2"], "max_queue must hold one full request"),
-    (["--token", "short"], "token must have at least 8"),
-    (["--device", "cuda:77"], "Cannot run on device 'cuda:77'"),
-    (["--host", "no.such.host.invalid"], "Cannot listen on no.such.host.invalid"),
-    (["--dtype", "int8"], "dtype must be"),
-    (["--image-size", "big"], "--image-size takes pixels"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine", "warp"], "Unknown engine 'warp'"),
+        (["--max-queue", "2"], "max_queue must hold one full request"),
+        (["--token", "short"], "token must have at least 8"),
+        (["--device", "cuda:77"], "Cannot run on device 'cuda:77'"),
+        (["--host", "no.such.host.invalid"], "Cannot listen on no.such.host.invalid"),
+        (["--dtype", "int8"], "dtype must be"),
+        (["--image-size", "big"], "--image-size takes pixels"),
+    ],
+)
 def test_mistakes_are_one_sentence(tmp_path: Path, command, options: list[str], words: str) -> None:
     code, _, error = command("serve", str(save_tiny(tmp_path)), "--port", "0", *options)
     assert code == 2
@@ -150,8 +159,9 @@ def test_open_to_everybody_is_said_aloud(tmp_path: Path, command, monkeypatch: p
 
 
 @pytest.mark.parametrize(("options", "missing", "extra"), [([], "fastapi", "serve"), (["--ray"], "ray", "scale")])
-def test_missing_libraries_are_named_with_their_cure(command, monkeypatch: pytest.MonkeyPatch, options: list[str],
-                                                     missing: str, extra: str) -> None:
+def test_missing_libraries_are_named_with_their_cure(
+    command, monkeypatch: pytest.MonkeyPatch, options: list[str], missing: str, extra: str
+) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == missing else real(name, *a))
     code, _, error = command("serve", "x", *options)

@@ -13,7 +13,7 @@ from tests.model.test_vit import tiny
 from vitkit import ViT
 from vitkit.speed.exported import export
 
-NAMES = ("pizza", "steak", "sushi", "a \"quoted\" <name> & é", "five")
+NAMES = ("pizza", "steak", "sushi", 'a "quoted" <name> & é', "five")
 
 
 def need() -> None:
@@ -26,7 +26,7 @@ def model(**changes: object) -> ViT:
     """A tiny model, the same every time, with class names that files must escape."""
     torch.manual_seed(1)
     found = tiny(**changes)
-    found.input_spec = dataclasses.replace(found.input_spec, class_names=NAMES[:found.config.num_classes])
+    found.input_spec = dataclasses.replace(found.input_spec, class_names=NAMES[: found.config.num_classes])
     return found
 
 

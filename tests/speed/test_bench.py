@@ -26,10 +26,17 @@ from vitkit.jobs.bench.options import DEVICES
 from vitkit.jobs.peers import PEERS
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.vit import ViT
-from vitkit.speed.training import Lean
+from vitkit.speed.training import TrainingForward
 
-TINY = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
-                 patch_size=8, num_classes=5)
+TINY = ViTConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    image_size=32,
+    patch_size=8,
+    num_classes=5,
+)
 CPU = torch.device("cpu")
 
 
@@ -62,7 +69,7 @@ def check(found: job.Benchmark, work: int) -> None:
     for row in found.rows:
         assert row.rate == pytest.approx(work / row.milliseconds * 1e3)
         assert row.ratio[1] <= row.ratio[0] <= row.ratio[2]
-    assert found.markdown().count("\n| ") == len(found.rows)       # the head is the first line
+    assert found.markdown().count("\n| ") == len(found.rows)  # the head is the first line
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -79,7 +86,7 @@ def test_contenders_take_turns_and_are_compared_round_by_round() -> None:
     clock = iter(range(10_000))
     runs: dict[str, Callable[[], None]] = {name: lambda name=name: calls.append(name) for name in "abc"}
     took = turns.alternate(runs, 4, 0.5, CPU, lambda: float(next(clock)))
-    assert calls[6:] == list("abcbcacababc")                   # after one to warm up and one to count, each
+    assert calls[6:] == list("abcbcacababc")  # after one to warm up and one to count, each
     assert took == {name: [1.0] * 4 for name in "abc"}
     assert turns.ratio([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == (2.0, 1.0, 3.0)
 
@@ -100,7 +107,7 @@ def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
 
 def test_inference() -> None:
     needs("vit-pytorch", "timm")
-    found, = tables("inference", batch_size=[2], engine=["torch", "cpu-fused"], peer=["vit-pytorch", "timm"])
+    (found,) = tables("inference", batch_size=[2], engine=["torch", "cpu-fused"], peer=["vit-pytorch", "timm"])
     assert [row.name for row in found.rows] == ["torch", "cpu-fused", "vit-pytorch", "timm", limit.LIMIT]
     assert [row.kind for row in found.rows] == ["ours", "ours", "peer", "peer", "limit"]
     check(found, 2)
@@ -109,9 +116,13 @@ def test_inference() -> None:
 
 def test_training() -> None:
     needs("timm")
-    found, = tables("training", batch_size=[3], peer=["timm"])
-    assert [(row.kind, row.name) for row in found.rows] == [("ours", "lean"), ("ours", "plain"), ("peer", "timm"),
-                                                            ("limit", limit.LIMIT)]
+    (found,) = tables("training", batch_size=[3], peer=["timm"])
+    assert [(row.kind, row.name) for row in found.rows] == [
+        ("ours", "lean"),
+        ("ours", "plain"),
+        ("peer", "timm"),
+        ("limit", limit.LIMIT),
+    ]
     check(found, 3)
     assert found.title == "vit-ti/16, training, batch 3, cpu, float32"
     assert "| ms a step |" in found.markdown()
@@ -128,17 +139,24 @@ def test_compiled_contenders_stand_beside_the_eager_ones(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    found, = tables("training", batch_size=[1], peer=["timm"], compiled=True)
-    assert [row.name for row in found.rows] == ["lean", "lean, compiled", "plain", "plain, compiled", "timm",
-                                                "timm, compiled", limit.LIMIT]
-    assert asked[:2] == [Lean, ViT]
-    found, = tables("inference", batch_size=[1], engine=["torch"], peer=["timm"], compiled=True)
+    (found,) = tables("training", batch_size=[1], peer=["timm"], compiled=True)
+    assert [row.name for row in found.rows] == [
+        "lean",
+        "lean, compiled",
+        "plain",
+        "plain, compiled",
+        "timm",
+        "timm, compiled",
+        limit.LIMIT,
+    ]
+    assert asked[:2] == [TrainingForward, ViT]
+    (found,) = tables("inference", batch_size=[1], engine=["torch"], peer=["timm"], compiled=True)
     assert [row.name for row in found.rows] == ["torch", "timm", "timm, compiled", limit.LIMIT]
 
 
 def test_a_step_trains() -> None:
     model, x, y = ViT(TINY), torch.randn(4, 3, 32, 32), torch.arange(4)
-    step = training.step_of(Lean(model), training.adamw(model), x, y, torch.float32)
+    step = training.step_of(TrainingForward(model), training.adamw(model), x, y, torch.float32)
 
     def loss() -> float:
         with torch.no_grad():
@@ -152,7 +170,7 @@ def test_a_step_trains() -> None:
 
 
 def test_half_precision_is_autocast() -> None:
-    class Scale(nn.Module):         # no matrix product: some machines name bf16 instructions that they cannot run
+    class Scale(nn.Module):  # no matrix product: some machines name bf16 instructions that they cannot run
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(torch.ones(5))
@@ -185,7 +203,7 @@ def test_the_limit_is_the_products_of_the_dense_layers(monkeypatch: pytest.Monke
     assert sum(done) == 3 * forward
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")      # the peers' own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the peers' own
 @pytest.mark.parametrize("name", loading.LOADERS)
 def test_loading(name: str, tmp_path: Path) -> None:
     needs(name)
@@ -195,8 +213,8 @@ def test_loading(name: str, tmp_path: Path) -> None:
     ours, theirs = loading.ours(path, TINY)(), how(path, TINY)().eval()
     with torch.inference_mode():
         answer = theirs(x)
-        assert torch.allclose(ours(x), getattr(answer, "logits", answer), atol=1e-4)       # both read the file
-    found, = tables("loading", peer=[name, "vit-pytorch"])
+        assert torch.allclose(ours(x), getattr(answer, "logits", answer), atol=1e-4)  # both read the file
+    (found,) = tables("loading", peer=[name, "vit-pytorch"])
     assert [(row.kind, row.name) for row in found.rows] == [("ours", "load"), ("peer", name)]
     check(found, 1)
     assert found.unit == "loads/s"
@@ -259,7 +277,7 @@ def test_a_large_folder_is_measured_in_whole_batches() -> None:
 def test_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     for what in ("inference", "training"):
-        found, = tables(what, batch_size=[1], peer=["timm"], **({"engine": ["torch"]} if what == "inference" else {}))
+        (found,) = tables(what, batch_size=[1], peer=["timm"], **({"engine": ["torch"]} if what == "inference" else {}))
         assert found.best_peer == ""
         assert {row.kind for row in found.rows} == {"ours", "limit"}
         assert "timm.models.vision_transformer is not installed" in found.notes[0]
@@ -274,11 +292,27 @@ def test_the_command_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log = tmp_path / "log.md"
     log.write_text("# Log\n")
     common = ["bench", "vit-ti/16", "--peer", "none", "--rounds", "1", "--log", str(log)]
-    done = CliRunner().invoke(app, [*common, "--what", "inference", "--what", "training", "--engine", "torch",
-                                    "--batch-size", "1", "--batch-size", "2", "--json"])
+    done = CliRunner().invoke(
+        app,
+        [
+            *common,
+            "--what",
+            "inference",
+            "--what",
+            "training",
+            "--engine",
+            "torch",
+            "--batch-size",
+            "1",
+            "--batch-size",
+            "2",
+            "--json",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert [table["title"] for table in json.loads(done.output)] == [
-        f"vit-ti/16, {training}batch {n}, cpu, float32" for training in ("", "training, ") for n in (1, 2)]
+        f"vit-ti/16, {training}batch {n}, cpu, float32" for training in ("", "training, ") for n in (1, 2)
+    ]
     text = log.read_text()
     assert text.startswith("# Log\n\n## 20")
     assert text.count("| **vitkit torch** |") == text.count("| **vitkit lean** |") == 2
@@ -311,12 +345,15 @@ def test_mistakes(tmp_path: Path) -> None:
         tables("train")
 
 
-@pytest.mark.parametrize(("what", "options", "words"), [
-    (["training"], {"engine": ["torch"]}, "engine is for inference; it means nothing to training"),
-    (["loading", "data"], {"batch_size": [4]}, "batch_size is for inference and training; .* loading and data, so"),
-    (["loading"], {"device": "cpu"}, "device is for inference and training"),
-    (["inference"], {"data": Path()}, "data is for data"),
-])
+@pytest.mark.parametrize(
+    ("what", "options", "words"),
+    [
+        (["training"], {"engine": ["torch"]}, "engine is for inference; it means nothing to training"),
+        (["loading", "data"], {"batch_size": [4]}, "batch_size is for inference and training; .* loading and data, so"),
+        (["loading"], {"device": "cpu"}, "device is for inference and training"),
+        (["inference"], {"data": Path()}, "data is for data"),
+    ],
+)
 def test_an_option_that_means_nothing_is_refused(what: list[str], options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         job.bench(what, job.Options(**options))

@@ -9,7 +9,7 @@ from vitkit.jobs.evaluate import ByEngine
 from vitkit.serve.service import Service
 from vitkit.speed import ENGINES, chosen
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")      # inductor's own imports
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own imports
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
@@ -37,8 +37,12 @@ def test_compile_builds_no_graph_for_another_batch_size() -> None:
 @pytest.mark.filterwarnings("ignore:.*needs a CUDA device")
 def test_what_runs_has_its_own_name() -> None:
     model = tiny()
-    assert [chosen(name, model) for name in (None, "torch", "cuda-fused", "fp8")] == \
-        ["cpu-fused", "torch", "cpu-fused", "cpu-fused"]
+    assert [chosen(name, model) for name in (None, "torch", "cuda-fused", "fp8")] == [
+        "cpu-fused",
+        "torch",
+        "cpu-fused",
+        "cpu-fused",
+    ]
     assert chosen(None, tiny().bfloat16()) == "torch"
     assert Service(model, engine="fp8").engine == ByEngine(model, "cuda-fused").name == "cpu-fused"
     with pytest.raises(UnknownName):

@@ -18,7 +18,7 @@ from vitkit.cli import app
 from vitkit.data.folder import Files
 from vitkit.errors import ConfigError, DataError, InputError, OutputError
 from vitkit.jobs.export import default_place, export_file, images_for
-from vitkit.jobs.predictor import open_predictor
+from vitkit.jobs.open_model import open_model
 from vitkit.speed.accuracy import compare
 from vitkit.speed.exported import EXPORTS, Exported, open_exported
 
@@ -56,8 +56,21 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def int8(weights: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     need()
     out = tmp_path_factory.mktemp("int8") / "food.xml"
-    code, text = run("export", weights, "--to", "openvino-int8", "--images", photos, "--out", out, "--calibrate", 10,
-                     "--workers", 0, "--json")
+    code, text = run(
+        "export",
+        weights,
+        "--to",
+        "openvino-int8",
+        "--images",
+        photos,
+        "--out",
+        out,
+        "--calibrate",
+        10,
+        "--workers",
+        0,
+        "--json",
+    )
     assert code == 0
     return out, json.loads(text)
 
@@ -71,7 +84,7 @@ def test_the_report_is_about_images_that_were_not_calibrated_on(int8, photos: Pa
     assert 0 < report["difference"] < 1
     assert report["tolerance"] is None
     assert {"plain", "fast"} <= set(report)
-    assert report["plain"] is not None                          # the classes are the model's: top-1 is known
+    assert report["plain"] is not None  # the classes are the model's: top-1 is known
     assert json.loads(out.with_name("food.report.json").read_text()) == report
 
 
@@ -120,8 +133,9 @@ def test_serve_takes_the_file(int8, photos: Path) -> None:
             assert "exported file" in refused.text
 
 
-def test_a_promise_is_checked_and_a_broken_one_is_an_exit_code(weights: Path, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promise_is_checked_and_a_broken_one_is_an_exit_code(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need()
     plain = vitkit.load(weights)
     shown = images_for(None, weights, plain, 0, 10)
@@ -133,7 +147,7 @@ def test_a_promise_is_checked_and_a_broken_one_is_an_exit_code(weights: Path, tm
     assert any("kept" in line for line in done.report.sentences())
     written = (tmp_path / "food.xml").read_bytes(), (tmp_path / "food.bin").read_bytes()
 
-    def again(graph: object, path: Path, card: str, pixels: object) -> None:      # the exporter takes seconds
+    def again(graph: object, path: Path, card: str, pixels: object) -> None:  # the exporter takes seconds
         path.write_bytes(written[0])
         path.with_suffix(".bin").write_bytes(written[1])
 
@@ -152,8 +166,9 @@ def test_images_without_classes_are_enough(tmp_path: Path, photos: Path, weights
     assert not set(shown.calibration.names) & set(shown.report.names)
 
 
-def test_a_training_part_is_calibrated_on_and_the_test_part_reported(tmp_path: Path, photos: Path,
-                                                                     weights: Path) -> None:
+def test_a_training_part_is_calibrated_on_and_the_test_part_reported(
+    tmp_path: Path, photos: Path, weights: Path
+) -> None:
     for part in ("train", "test"):
         (tmp_path / part).symlink_to(photos)
     shown = images_for(tmp_path, weights, vitkit.load(weights), 5, 100)
@@ -181,7 +196,7 @@ def test_mistakes(tmp_path: Path, weights: Path, photos: Path) -> None:
         export_file(headless, "onnx", tmp_path / "x.onnx", images_for(None, weights, plain, 0, 1))
     with pytest.raises(ConfigError, match=r"files end in \.xml"):
         export_file(plain, "openvino", tmp_path / "x.onnx", images_for(None, weights, plain, 0, 1))
-    assert not list(tmp_path.iterdir())                         # nothing half-written stays
+    assert not list(tmp_path.iterdir())  # nothing half-written stays
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="a part of the path is a file"):
         export_file(plain, "openvino", tmp_path / "file" / "x.xml", images_for(None, weights, plain, 0, 1))
@@ -191,8 +206,9 @@ def test_mistakes(tmp_path: Path, weights: Path, photos: Path) -> None:
 
 def test_where_a_file_goes(tmp_path: Path) -> None:
     assert default_place("a/food.safetensors", "onnx") == Path("food.onnx")
-    assert default_place("google/vit-base-patch16-224", "openvino-int8", 8) == \
-        Path("vit-base-patch16-224-int8-merge8.xml")
+    assert default_place("google/vit-base-patch16-224", "openvino-int8", 8) == Path(
+        "vit-base-patch16-224-int8-merge8.xml"
+    )
     (tmp_path / "run.json").write_text("{}")
     assert default_place(f"{tmp_path}@ema", "openvino") == tmp_path / "model.xml"
 
@@ -207,7 +223,7 @@ def test_the_numbers_of_a_report() -> None:
 
 
 def test_open_predictor_takes_weights_too(weights: Path) -> None:
-    found = open_predictor(weights, image_size=48, mean=None, std=None)
+    found = open_model(weights, image_size=48, mean=None, std=None)
     assert found.input_spec.size == (48, 48)
     assert found(torch.zeros(1, 3, 48, 48)).shape == (1, 3)
 

@@ -17,7 +17,7 @@ from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
 from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_fp8, to_int8
-from vitkit.speed.training import Lean, fused_forward, refuse_fp8, training_forward
+from vitkit.speed.training import TrainingForward, fused_forward, refuse_fp8, training_forward
 
 KINDS = {
     "paper": {},
@@ -59,14 +59,14 @@ def test_training_forward_equals_plain_with_gradients(changes) -> None:
         assert relative(mine, theirs) < 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "all extras"])      # layer scale is not fused
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "all extras"])  # layer scale is not fused
 def test_fused_training_equals_plain_with_gradients(name) -> None:
     model = tiny(num_hidden_layers=3, drop_path_rate=0.4, **KINDS[name]).train()
     x = pixels(5, model.config.num_channels, 32, 32)
     found = []
     for forward in (lambda x: model(x), lambda x: fused_forward(model, x)):
         model.zero_grad()
-        torch.manual_seed(3)                        # the same branches are left out
+        torch.manual_seed(3)  # the same branches are left out
         logits = forward(x)
         (logits.square().mean() + logits[0].sum()).backward()
         found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
@@ -94,9 +94,9 @@ def test_fp8_training_is_close_with_gradients() -> None:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     x, found = pixels(6, 3, 32, 32), []
-    for eight in (False, True):
+    for fp8 in (False, True):
         model.zero_grad()
-        logits = fused_forward(model, x, eight)
+        logits = fused_forward(model, x, fp8)
         logits.square().mean().backward()
         found.append((logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
     (plain, straight), (small, through) = found
@@ -107,9 +107,9 @@ def test_fp8_training_is_close_with_gradients() -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 300.0])
 def test_bounds_of_fp8_hold(size) -> None:
     x, W, b = torch.randn(7, 48) * size, torch.randn(96, 48), torch.randn(96)
-    x[3] = W.sign()[W.abs().sum(1).argmax()] * size         # the worst row that there can be
+    x[3] = W.sign()[W.abs().sum(1).argmax()] * size  # the worst row that there can be
     small, lengths = rows_to_fp8(x), torch.empty(96)
-    for bias, larger in ((b, 1.0), (None, 1.13)):           # GELU(y), and a gradient times GELU' <= 1.13
+    for bias, larger in ((b, 1.0), (None, 1.13)):  # GELU(y), and a gradient times GELU' <= 1.13
         y = small_product(small, W, bias, lengths)
         scales = bound(small[1], lengths, bias)
         assert (scales > 0).all()
@@ -125,12 +125,15 @@ def test_fp8_training_of_zeros_is_finite() -> None:
     assert all(t.grad.isfinite().all() for t in (u, W1, b1, W2))
 
 
-@pytest.mark.parametrize(("changes", "device", "why"), [
-    ({}, "cpu", "a CUDA device; this is cpu"),
-    ({"hidden_dropout_prob": 0.1}, "cuda", "a model without dropout and layer scale"),
-    ({"layer_scale": 0.1}, "cuda", "a model without dropout and layer scale"),
-    ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),
-])
+@pytest.mark.parametrize(
+    ("changes", "device", "why"),
+    [
+        ({}, "cpu", "a CUDA device; this is cpu"),
+        ({"hidden_dropout_prob": 0.1}, "cuda", "a model without dropout and layer scale"),
+        ({"layer_scale": 0.1}, "cuda", "a model without dropout and layer scale"),
+        ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),
+    ],
+)
 def test_fp8_training_is_refused_where_it_cannot_run(changes, device, why) -> None:
     with pytest.raises(ConfigError, match=f"--precision fp8 needs {why}. Use --precision bf16"):
         refuse_fp8(tiny(**changes).config, torch.device(device))
@@ -147,17 +150,17 @@ def test_lean_records_anew_only_for_another_shape(monkeypatch: pytest.MonkeyPatc
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return self.module(x)
 
-    monkeypatch.setattr("vitkit.speed.training.Recording", OnTheCpu)
+    monkeypatch.setattr("vitkit.speed.training.GraphedStep", OnTheCpu)
     monkeypatch.setattr("vitkit.speed.training.fusible", lambda *_: True)
     model = tiny().train()
-    lean = Lean(model, graph=True)
+    lean = TrainingForward(model, graph=True)
     for count in (2, 2, 3, 2):
         x = pixels(count, 3, 32, 32)
         assert relative(lean(x), model(x)) < 5e-6
     assert made == [2, 3, 2]
     model.eval()
     lean(pixels(4, 3, 32, 32))
-    assert made == [2, 3, 2]                # only a step of training is worth a recording
+    assert made == [2, 3, 2]  # only a step of training is worth a CUDA graph
 
 
 def test_training_forward_has_dropout_and_depth() -> None:
@@ -197,8 +200,11 @@ def test_add_norm() -> None:
     shift, weight, bias = torch.randn(32), torch.randn(32), torch.randn(32)
     norm = nn.functional.layer_norm
     total = torch.empty(6, 32)
-    assert torch.allclose(add_norm(a, b, shift, weight, bias, 1e-6, total=total),
-                          norm(a + b + shift, (32,), weight, bias, 1e-6), atol=1e-5)
+    assert torch.allclose(
+        add_norm(a, b, shift, weight, bias, 1e-6, total=total),
+        norm(a + b + shift, (32,), weight, bias, 1e-6),
+        atol=1e-5,
+    )
     assert torch.equal(total, a + b)
     tabled = add_norm(a, table, shift, weight, bias, 1e-6)
     assert torch.allclose(tabled, norm(a + table.repeat(2, 1) + shift, (32,), weight, bias, 1e-6), atol=1e-5)

@@ -43,8 +43,8 @@ def test_merge_equals_its_plain_version(N: int, n: int, seed: int, data) -> None
     size = torch.randint(1, 5, (2, n + N, 1), generator=g).float()
     merged, sizes = merge(z, size, k, r, n)
     assert merged.shape == (2, n + N - r, 8)
-    assert torch.allclose(sizes.sum(1), size.sum(1))                    # no patch is lost
-    assert torch.equal(merged[:, :n], (z * size / size)[:, :n])         # tokens before the patches are left alone
+    assert torch.allclose(sizes.sum(1), size.sum(1))  # no patch is lost
+    assert torch.equal(merged[:, :n], (z * size / size)[:, :n])  # tokens before the patches are left alone
     for b, expected in enumerate(slowly(z, size, k, r, n)):
         mine = sorted(zip(merged[b].tolist(), sizes[b, :, 0].tolist()))
         theirs = sorted((mean.tolist(), float(weight)) for mean, weight in expected.values())
@@ -58,7 +58,7 @@ def test_equal_tokens_merge_without_a_trace() -> None:
     model = tiny(pool="mean")
     with torch.no_grad():
         model.positions.table.zero_()
-        x = pixels(2, 3, 32, 8).repeat(1, 1, 1, 4)              # every row of patches is four times the same
+        x = pixels(2, 3, 32, 8).repeat(1, 1, 1, 4)  # every row of patches is four times the same
         assert relative(Graph(model, merge=4)(x), model(x)) < 2e-5
 
 
@@ -84,8 +84,8 @@ def test_merging_moves_the_answer_a_little_and_more_with_more(changes) -> None:
 
 
 def test_plan_never_merges_more_than_half() -> None:
-    c = tiny(num_hidden_layers=5).config                        # 16 patches
-    assert plan(c, 6) == [6, 5, 2, 1, 0]                        # the last block's patches are not read
+    c = tiny(num_hidden_layers=5).config  # 16 patches
+    assert plan(c, 6) == [6, 5, 2, 1, 0]  # the last block's patches are not read
     assert plan(tiny(num_hidden_layers=5, pool="mean").config, 6) == [6, 5, 2, 1, 1]
     assert plan(c, 0) == [0] * 5
     with pytest.raises(ConfigError, match="merge must be 0"):

@@ -9,10 +9,9 @@ import torch
 
 from tests.speed.exports import model, need, write
 from tests.speed.test_fused import relative
-from vitkit import ViT
+from vitkit import ViT, optional
 from vitkit.errors import ConfigError, InputError, MissingDependency, UnreadableFile
-from vitkit.model.predictor import Predictor
-from vitkit.speed import library
+from vitkit.model.classifier import Classifier
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.exported import EXPORTS, Exported, export, is_exported, open_exported, through
 from vitkit.speed.graph import Graph
@@ -39,7 +38,7 @@ def test_any_batch_and_any_size(written, opened, shape) -> None:
 
 def test_it_is_a_predictor_that_knows_its_classes(written, opened) -> None:
     model, _ = written
-    assert isinstance(opened, Predictor)
+    assert isinstance(opened, Classifier)
     assert opened.input_spec == model.input_spec
     assert opened.config == model.config
     assert (opened.card.form, opened.card.merge, opened.card.any_size) == ("onnx", 0, True)
@@ -79,14 +78,17 @@ def test_the_graph_is_plain_onnx(written) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "changes"), [
-    ("mean", {"pool": "mean", "position_resize": "huggingface"}),
-    ("no class token", {"pool": "mean", "class_token": False, "position_resize": "dinov2"}),
-    ("pruned", {"pruned_heads": {0: [1], 1: [0, 2]}, "position_resize": "torchvision"}),
-    ("gray", {"num_channels": 1, "hidden_act": "gelu_tanh", "position_resize": "timm-npz"}),
-    ("padded", {"pad_input": True, "image_size": 30}),
-    ("one patch", {"image_size": 8}),
-])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mean", {"pool": "mean", "position_resize": "huggingface"}),
+        ("no class token", {"pool": "mean", "class_token": False, "position_resize": "dinov2"}),
+        ("pruned", {"pruned_heads": {0: [1], 1: [0, 2]}, "position_resize": "torchvision"}),
+        ("gray", {"num_channels": 1, "hidden_act": "gelu_tanh", "position_resize": "timm-npz"}),
+        ("padded", {"pad_input": True, "image_size": 30}),
+        ("one patch", {"image_size": 8}),
+    ],
+)
 def test_other_kinds(tmp_path: Path, name: str, changes: dict) -> None:
     model, path = write(tmp_path, "tiny.onnx", "onnx", **changes)
     opened = open_exported(path)
@@ -115,7 +117,7 @@ def test_half_precision_weights_run_in_full(tmp_path: Path) -> None:
     need()
     half = model().bfloat16()
     export(half, "onnx", tmp_path / "half.onnx")
-    assert next(half.parameters()).dtype == torch.bfloat16          # the model itself is left as it was
+    assert next(half.parameters()).dtype == torch.bfloat16  # the model itself is left as it was
     assert next(half.parameters()).requires_grad
     x = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
@@ -157,6 +159,6 @@ def test_the_engine_row(written) -> None:
 
 
 def test_a_missing_library_carries_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"needs onnxruntime: pip install 'vitkit\[export\]'"):
-        library.library("onnxruntime")
+        optional.library("onnxruntime", "export")

@@ -11,7 +11,7 @@ import torch
 
 from tests.speed.exports import write
 from tests.speed.test_fused import relative
-from vitkit import ViT, instructions
+from vitkit import ViT, cpu_features
 from vitkit.errors import DataError, InputError, UnreadableFile
 from vitkit.speed.exported import EXPORTS, export, open_exported
 from vitkit.speed.graph import Graph
@@ -32,7 +32,7 @@ def test_any_batch_and_any_size(written) -> None:
     opened = open_exported(path)
     with torch.inference_mode():
         for shape in ((1, 32, 32), (3, 32, 32), (2, 48, 24), (1, 8, 8), (1, 16, 16), (1, 24, 24), (2, 32, 32)):
-            x = torch.randn(shape[0], 3, *shape[1:])        # more sizes than stay compiled
+            x = torch.randn(shape[0], 3, *shape[1:])  # more sizes than stay compiled
             assert relative(opened(x), model(x)) <= EXPORTS["openvino"].tolerance
     assert opened.input_spec == model.input_spec
     assert opened.card.form == "openvino"
@@ -53,9 +53,12 @@ def test_int8_with_merging(written_int8) -> None:
 def test_int8_holds_its_weights_in_8_bits(written, written_int8) -> None:
     import openvino
 
-    kinds = [node.get_element_type().get_type_name() for node in openvino.Core().read_model(
-        str(written_int8[1])).get_ops() if node.get_type_name() == "Constant" and len(node.shape) == 2]
-    assert kinds.count("i8") == 4 + 1       # qkv, out, fc1, fc2 of one layer, keys and values of the last
+    kinds = [
+        node.get_element_type().get_type_name()
+        for node in openvino.Core().read_model(str(written_int8[1])).get_ops()
+        if node.get_type_name() == "Constant" and len(node.shape) == 2
+    ]
+    assert kinds.count("i8") == 4 + 1  # qkv, out, fc1, fc2 of one layer, keys and values of the last
     small, large = (path.with_suffix(".bin").stat().st_size for path in (written_int8[1], written[1]))
     assert small < large
 
@@ -69,18 +72,18 @@ def test_what_is_no_openvino_file(tmp_path: Path, written) -> None:
     (tmp_path / "some.xml").write_text("<html></html>")
     with pytest.raises(UnreadableFile, match="is no OpenVINO file"):
         open_exported(tmp_path / "some.xml")
-    (tmp_path / "alone.xml").write_bytes(written[1].read_bytes())       # its .bin is missing
+    (tmp_path / "alone.xml").write_bytes(written[1].read_bytes())  # its .bin is missing
     with pytest.raises(UnreadableFile):
         open_exported(tmp_path / "alone.xml")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(-4, "AVX512_CORE_FP16"), (0, None)])
 def test_instructions_that_cannot_run_are_left_out(monkeypatch: pytest.MonkeyPatch, code: int, expected) -> None:
-    monkeypatch.delenv(instructions.ISA, raising=False)
-    monkeypatch.setattr(instructions, "has_amx", lambda: True)
+    monkeypatch.delenv(cpu_features.ISA, raising=False)
+    monkeypatch.setattr(cpu_features, "has_amx", lambda: True)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, code))
-    instructions.check_instructions.__wrapped__()
-    assert os.environ.get(instructions.ISA) == expected
-    monkeypatch.setenv(instructions.ISA, "AVX2")
-    instructions.check_instructions.__wrapped__()
-    assert os.environ[instructions.ISA] == "AVX2"            # the user's own choice stays
+    cpu_features.check_instructions.__wrapped__()
+    assert os.environ.get(cpu_features.ISA) == expected
+    monkeypatch.setenv(cpu_features.ISA, "AVX2")
+    cpu_features.check_instructions.__wrapped__()
+    assert os.environ[cpu_features.ISA] == "AVX2"  # the user's own choice stays

@@ -84,71 +84,97 @@ def norm_in_fp8() -> list[Tensor]:
     return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
 
 
-def parts(count: int, eight: bool) -> Callable[[], list[Tensor]]:
+def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight, bias = leaves((300, 24), (count * 40, 24), (count * 40,))
-        small = kernels.rows_to_fp8(u.detach()) if eight else ()
+        small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
         return gradients(differentiable.Parts.apply(u, weight, bias, count, *small), [u, weight, bias])
+
     return run
 
 
-def mlp(tanh: bool, eight: bool) -> Callable[[], list[Tensor]]:
+def mlp(tanh: bool, fp8: bool) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
-        small = kernels.rows_to_fp8(u.detach()) if eight else ()
-        return gradients((differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, *small),),
-                         [u, weight1, bias1, weight2])
+        small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
+        return gradients(
+            (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, *small),), [u, weight1, bias1, weight2]
+        )
+
     return run
 
 
-ROUNDED = 0.15      # the interpreter rounds to fp8 in a way of its own
-CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {      # and how far the two may be apart
-    "add_norm": (add_norm, 1e-5), "add_norm to fp8": (add_norm_to_fp8, ROUNDED), "attention": (attention, 2e-3),
-    "linear_int8": (partial(linear_int8, None), 1e-5), "linear_int8 to fp8": (partial(linear_int8, 0.5), ROUNDED),
-    "rows_to_fp8": (rows_to_fp8, ROUNDED), "norm alone": (norm_alone, 1e-5), "norm of a sum": (norm_of_a_sum, 1e-5),
-    "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5), "norm in fp8": (norm_in_fp8, ROUNDED),
-    "three parts": (parts(3, False), 1e-5), "two parts": (parts(2, False), 1e-5), "mlp": (mlp(False, False), 1e-5),
-    "mlp, tanh": (mlp(True, False), 1e-5), "three parts in fp8": (parts(3, True), ROUNDED),
-    "two parts in fp8": (parts(2, True), ROUNDED), "mlp in fp8": (mlp(False, True), ROUNDED)}
+ROUNDED = 0.15  # the interpreter rounds to fp8 in a way of its own
+CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far the two may be apart
+    "add_norm": (add_norm, 1e-5),
+    "add_norm to fp8": (add_norm_to_fp8, ROUNDED),
+    "attention": (attention, 2e-3),
+    "linear_int8": (partial(linear_int8, None), 1e-5),
+    "linear_int8 to fp8": (partial(linear_int8, 0.5), ROUNDED),
+    "rows_to_fp8": (rows_to_fp8, ROUNDED),
+    "norm alone": (norm_alone, 1e-5),
+    "norm of a sum": (norm_of_a_sum, 1e-5),
+    "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5),
+    "norm in fp8": (norm_in_fp8, ROUNDED),
+    "three parts": (parts(3, False), 1e-5),
+    "two parts": (parts(2, False), 1e-5),
+    "mlp": (mlp(False, False), 1e-5),
+    "mlp, tanh": (mlp(True, False), 1e-5),
+    "three parts in fp8": (parts(3, True), ROUNDED),
+    "two parts in fp8": (parts(2, True), ROUNDED),
+    "mlp in fp8": (mlp(False, True), ROUNDED),
+}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_equal_their_plain_versions() -> None:
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.speed.test_triton"], env=env, text=True,
-                         capture_output=True, timeout=240, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.speed.test_triton"],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.split("\n")[:-1] == list(CASES)
 
 
-def work(kernel: Any, sizes: dict[str, int], eight: bool) -> tuple[int, int]:
+def work(kernel: Any, sizes: dict[str, int], fp8: bool) -> tuple[int, int]:
     """Exponentials of a thread and changes of layout in a kernel compiled for an H200; that needs no device."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    fixed = {"TANH": False, "EIGHT": eight, **sizes}
-    types = {"small": "*fp8e4nv" if eight else "*bf16", "scales": "*fp32", "sums": "*fp32", "rows": "i32", "N": "i32"}
+    fixed = {"TANH": False, "FP8_TOO": fp8, **sizes}
+    types = {"small": "*fp8e4nv" if fp8 else "*bf16", "scales": "*fp32", "sums": "*fp32", "rows": "i32", "N": "i32"}
     signature = {name: "constexpr" if name in fixed else types.get(name, "*bf16") for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind != "constexpr"}
-    found = compile(ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned),
-                    target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    found = compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 4},
+    )
     return found.asm["ptx"].count("ex2.approx"), found.asm["ttgir"].count("convert_layout")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize(("name", "sizes"), [
-    ("gelu_forward", {"STEP": 4, "BLOCK": 1024}), ("gelu_backward", {"STEP": 8, "ROWS": 128, "BLOCK": 256})])
-def test_fp8_beside_bf16_costs_a_store_alone(name: str, sizes: dict[str, int], tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("gelu_forward", {"STEP": 4, "BLOCK": 1024}), ("gelu_backward", {"STEP": 8, "ROWS": 128, "BLOCK": 256})],
+)
+def test_fp8_beside_bf16_costs_a_store_alone(
+    name: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store of another width makes the compiler compute every GELU again for it, or pass it through shared memory:
     1.5 ms of a step."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from vitkit.speed import triton_training
 
     kernel = getattr(triton_training, name)
-    exponentials, layouts = work(kernel, sizes, eight=False)
+    exponentials, layouts = work(kernel, sizes, fp8=False)
     assert exponentials > 0
-    assert work(kernel, sizes, eight=True) == (exponentials, layouts)
+    assert work(kernel, sizes, fp8=True) == (exponentials, layouts)
 
 
 def main() -> None:
@@ -157,13 +183,13 @@ def main() -> None:
     patch = interpreter._patch_lang_tensor
 
     def with_numbers(tensor: type, scope: interpreter._LangPatchScope) -> None:
-        patch(tensor, scope)        # newer NumPy makes no number of an array with one element in one dimension
+        patch(tensor, scope)  # newer NumPy makes no number of an array with one element in one dimension
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = with_numbers
     for name, (case, tolerance) in CASES.items():
         found = []
-        for where in ("1", "0"):                # the kernels, then their plain versions
+        for where in ("1", "0"):  # the kernels, then their plain versions
             os.environ["TRITON_INTERPRET"] = where
             torch.manual_seed(3)
             found.append(case())

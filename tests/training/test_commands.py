@@ -11,10 +11,10 @@ import pytest
 
 from tests.training.tiny import run, tiny, vitkit
 from vitkit.errors import ConfigError, OutputError, UnknownName
-from vitkit.jobs.runs import diff, list_runs
+from vitkit.jobs.listing import diff, list_runs
 from vitkit.jobs.sweep import sweep
 from vitkit.training.recipes import RECIPES
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 
 def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,23 +56,28 @@ def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:
     run(tmp_path / "a", tiny(steps=1, warmup=0))
-    code = ("import sys; from vitkit.jobs.runs import list_runs; "
-            f"print(len(list_runs({str(tmp_path)!r})), 'torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == \
-        ["1", "False"]
+    code = (
+        "import sys; from vitkit.jobs.listing import list_runs; "
+        f"print(len(list_runs({str(tmp_path)!r})), 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "1",
+        "False",
+    ]
 
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(RECIPES, "digits", tiny(steps=30, warmup=0, lr_choices=(1e-6, 5e-3)))
-    code, out, err = vitkit(monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", str(tmp_path / "s"),
-                            "--workers", "0")
+    code, out, err = vitkit(
+        monkeypatch, capsys, "sweep", "digits", "--recipe", "digits", "--out", str(tmp_path / "s"), "--workers", "0"
+    )
     assert code == 0, err
     found = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert found["lr"] == 5e-3
     assert found["lrs"]["0.005"] > found["lrs"]["1e-06"]
     final = RunFolder.open(tmp_path / "s" / "final")
     assert final.info["recipe"]["lr"] == 5e-3
-    assert final.info["data"]["train"] == 1797                     # everything
+    assert final.info["data"]["train"] == 1797  # everything
     assert final.info["data"]["val"] == 0
     assert "best: 0.005" in out
     with pytest.raises(OutputError, match="there already"):
@@ -110,7 +115,7 @@ def test_demo_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert found["images"] == 179
     assert (tmp_path / "runs" / "demo" / "last.safetensors").is_file()
     assert list((tmp_path / "runs" / "demo" / "tb").iterdir())
-    assert vitkit(monkeypatch, capsys, "demo", "--epochs", "0.1")[0] == 0          # beside the first
+    assert vitkit(monkeypatch, capsys, "demo", "--epochs", "0.1")[0] == 0  # beside the first
     assert (tmp_path / "runs" / "demo-2" / "run.json").is_file()
 
 

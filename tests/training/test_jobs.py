@@ -21,10 +21,10 @@ from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny, vitkit
 from vitkit import ViT, save
 from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError, DataError, OutputError
-from vitkit.jobs.dry import dry_run
+from vitkit.jobs.dry_run import dry_run
 from vitkit.jobs.splits import train_and_val
 from vitkit.jobs.train import prepare
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 from vitkit.training.schedule import lr_at
 
 
@@ -39,40 +39,44 @@ def photos(folder: Path, **classes: int) -> Path:
 TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["digits", "--recipe", "digit", "--out", "r"], "did you mean 'digits'"),
-    (["digits", *TINY], "Give --out"),
-    (["--out", "r", *TINY], "Give the data"),
-    (["nowhere", "--out", "r", *TINY], "no data at 'nowhere'"),
-    (["digits", "--out", "r", *TINY, "--epochs", "60", "--warmup", "5000"], "more than a third of the 3,034 steps"),
-    (["digits", "--out", "r", *TINY, "--micro-batch", "7"], "--micro-batch 7 does not divide the 32 images"),
-    (["digits", "--out", "r", *TINY, "--accumulate", "5"], "--accumulate 5 does not divide"),
-    (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "not both"),
-    (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "epochs or steps"),
-    (["digits", "--out", "r", *TINY, "--lr", "nan"], "lr must be a finite number"),
-    (["digits", "--out", "r", *TINY, "--optimizer", "sgd"], "decoupled"),
-    (["digits", "--out", "r", *TINY, "--model", "vit-x/16"], "Unknown variant"),
-    (["digits", "--out", "r", *TINY, "--model", "vit-ti/16", "--from", "x.pth"], "not both"),
-    (["digits", "--out", "r", *TINY, "--from", "nothing.pth"], "nothing.pth"),
-    (["digits", "--out", "r", *TINY, "--image-size", "9"], "multiple of"),
-    (["digits", "--out", "r", *TINY, "--freeze", "blokcs.*"], "fits no parameter"),
-    (["digits", "--out", "r", *TINY, "--precision", "fp16"], "fp16 is for accelerators"),
-    (["digits", "--out", "r", *TINY, "--precision", "int3"], "Unknown precision"),
-    (["digits", "--out", "r", *TINY, "--seed", "-1"], "seed must be"),
-    (["digits", "--out", "r", *TINY, "--val", "1"], "something to train on"),
-    (["digits", "--out", "r", *TINY, "--bad-images", "eat"], "bad_images must be one of"),
-    (["digits", "--out", "r", "--recipe", "digits", "--tracker", "abacus"], "Unknown tracker"),
-    (["digits", "--out", "/dev/null/r", *TINY, "--steps", "1", "--warmup", "0"], "/dev/null/r"),
-    (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "--model"),
-])
-def test_mistakes(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                  capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["digits", "--recipe", "digit", "--out", "r"], "did you mean 'digits'"),
+        (["digits", *TINY], "Give --out"),
+        (["--out", "r", *TINY], "Give the data"),
+        (["nowhere", "--out", "r", *TINY], "no data at 'nowhere'"),
+        (["digits", "--out", "r", *TINY, "--epochs", "60", "--warmup", "5000"], "more than a third of the 3,034 steps"),
+        (["digits", "--out", "r", *TINY, "--micro-batch", "7"], "--micro-batch 7 does not divide the 32 images"),
+        (["digits", "--out", "r", *TINY, "--accumulate", "5"], "--accumulate 5 does not divide"),
+        (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "not both"),
+        (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "epochs or steps"),
+        (["digits", "--out", "r", *TINY, "--lr", "nan"], "lr must be a finite number"),
+        (["digits", "--out", "r", *TINY, "--optimizer", "sgd"], "decoupled"),
+        (["digits", "--out", "r", *TINY, "--model", "vit-x/16"], "Unknown variant"),
+        (["digits", "--out", "r", *TINY, "--model", "vit-ti/16", "--from", "x.pth"], "not both"),
+        (["digits", "--out", "r", *TINY, "--from", "nothing.pth"], "nothing.pth"),
+        (["digits", "--out", "r", *TINY, "--image-size", "9"], "multiple of"),
+        (["digits", "--out", "r", *TINY, "--freeze", "blokcs.*"], "fits no parameter"),
+        (["digits", "--out", "r", *TINY, "--precision", "fp16"], "fp16 is for accelerators"),
+        (["digits", "--out", "r", *TINY, "--precision", "int3"], "Unknown precision"),
+        (["digits", "--out", "r", *TINY, "--seed", "-1"], "seed must be"),
+        (["digits", "--out", "r", *TINY, "--val", "1"], "something to train on"),
+        (["digits", "--out", "r", *TINY, "--bad-images", "eat"], "bad_images must be one of"),
+        (["digits", "--out", "r", "--recipe", "digits", "--tracker", "abacus"], "Unknown tracker"),
+        (["digits", "--out", "/dev/null/r", *TINY, "--steps", "1", "--warmup", "0"], "/dev/null/r"),
+        (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "--model"),
+    ],
+)
+def test_mistakes(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = vitkit(monkeypatch, capsys, "train", *args)
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())             # nothing was begun
+    assert not list(tmp_path.iterdir())  # nothing was begun
 
 
 def test_no_space_left_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +106,7 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
             run(tmp_path / "r", how.pop("recipe", tiny()), resume=True, **how)
     # and what was not given is remembered
     from vitkit.jobs.train import train
+
     _, outcome = train(None, tmp_path / "r", resume=True)
     assert outcome.step == 12
     run(tmp_path / "whole")
@@ -160,8 +165,14 @@ def test_fine_tuning_replaces_the_head_by_zeros_and_keeps_what_fits(tmp_path: Pa
     model = ViT(CONFIG)
     torch.nn.init.normal_(model.head.weight)
     save(model, tmp_path / "w.safetensors")
-    ready = prepare(photos(tmp_path / "p", a=30, b=30), tmp_path / "r", weights=tmp_path / "w.safetensors",
-                    recipe=tiny(), image_size=16, settings=SETTINGS)
+    ready = prepare(
+        photos(tmp_path / "p", a=30, b=30),
+        tmp_path / "r",
+        weights=tmp_path / "w.safetensors",
+        recipe=tiny(),
+        image_size=16,
+        settings=SETTINGS,
+    )
     assert ready.model.head.weight.shape == (2, 32)
     assert not ready.model.head.weight.any()
     assert not ready.model.head.bias.any()
@@ -170,8 +181,9 @@ def test_fine_tuning_replaces_the_head_by_zeros_and_keeps_what_fits(tmp_path: Pa
     assert torch.equal(ready.model.blocks[1].mlp.fc1.weight, model.blocks[1].mlp.fc1.weight)
     # weights whose classes are these go on with their own head
     run(tmp_path / "first", tiny(steps=3, warmup=0))
-    ready = prepare("digits", tmp_path / "second", weights=f"{tmp_path / 'first'}@last", recipe=tiny(),
-                    settings=SETTINGS)
+    ready = prepare(
+        "digits", tmp_path / "second", weights=f"{tmp_path / 'first'}@last", recipe=tiny(), settings=SETTINGS
+    )
     assert ready.model.head.weight.any()
     # the file is not touched by training
     before = (tmp_path / "w.safetensors").read_bytes()
@@ -212,12 +224,27 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     twice = dry_run(prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 8}))
     assert twice["memory"]["activations"] == pytest.approx(2 * plan["memory"]["activations"], rel=0.1)
     assert not (tmp_path / "r").exists()
-    code, out, _ = vitkit(monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run",
-                          "--json")
+    code, out, _ = vitkit(
+        monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run", "--json"
+    )
     assert code == 0
     assert json.loads(out)["data"]["train"] == 1618
-    code, out, _ = vitkit(monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run",
-                          "--batch-size", "4096", "--accumulate", "64", "--warmup", "1")
+    code, out, _ = vitkit(
+        monkeypatch,
+        capsys,
+        "train",
+        "digits",
+        *TINY,
+        "--out",
+        str(tmp_path / "r"),
+        "--dry-run",
+        "--batch-size",
+        "4096",
+        "--accumulate",
+        "64",
+        "--warmup",
+        "1",
+    )
     assert code == 0
     assert "64 micro-batches x 64" in out
     assert not (tmp_path / "r").exists()
@@ -225,8 +252,20 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     """In a process of its own: SIGINT saves, says how to go on, ends with 130."""
-    command = [sys.executable, "-m", "vitkit", "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--save-every",
-               "100000", "--evaluate-every", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "vitkit",
+        "train",
+        "digits",
+        *TINY,
+        "--out",
+        str(tmp_path / "r"),
+        "--save-every",
+        "100000",
+        "--evaluate-every",
+        "100000",
+    ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while not (tmp_path / "r" / "metrics.jsonl").exists() and time.monotonic() < end:

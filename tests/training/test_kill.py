@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.training.tiny import bytes_of, forked, run, tiny
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 RECIPE = tiny(steps=24, dropout=0.1, drop_path=0.1, ema=0.9)
 
@@ -30,7 +30,7 @@ def kill_at(monkey: Any, where: str, call: int) -> None:
     from vitkit.checkpoints import containers
 
     calls = {"n": 0}
-    if where == "write":                # while the bytes of a state or a checkpoint are being written
+    if where == "write":  # while the bytes of a state or a checkpoint are being written
         plain = containers.write
 
         def write(tensors: Any, path: Path, metadata: Any = None) -> None:
@@ -42,7 +42,7 @@ def kill_at(monkey: Any, where: str, call: int) -> None:
                 die()
 
         monkey.setattr(containers, "write", write)
-    else:                               # before or after a file takes its place
+    else:  # before or after a file takes its place
         replace = os.replace
 
         def instead(a: Any, b: Any) -> None:
@@ -64,13 +64,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 # A save writes four files (state, last, ema, best where it is one), each with one rename; run.json has one of its own.
-@pytest.mark.parametrize(("where", "calls"), [
-    ("write", (1, 2, 3, 5, 1)),
-    ("before rename", (1, 3, 2, 4)),
-    ("after rename", (2, 3, 1, 6)),
-])
+@pytest.mark.parametrize(
+    ("where", "calls"),
+    [
+        ("write", (1, 2, 3, 5, 1)),
+        ("before rename", (1, 3, 2, 4)),
+        ("after rename", (2, 3, 1, 6)),
+    ],
+)
 def test_killed_while_saving(where: str, calls: tuple[int, ...], whole: dict[str, Any], tmp_path: Path) -> None:
     for call in calls:
+
         def work(rank: int, call: int = call) -> None:
             kill_at(pytest.MonkeyPatch(), where, call)
             run(tmp_path / "r", RECIPE, resume=True)
@@ -91,7 +95,7 @@ def test_killed_at_random_moments(whole: dict[str, Any], tmp_path: Path) -> None
     while kills < 4:
         draw.random()
         ended = forked(work)
-        if ended == [0]:                # it was faster than the kill
+        if ended == [0]:  # it was faster than the kill
             break
         assert ended == [-signal.SIGKILL]
         kills += 1
@@ -112,7 +116,7 @@ def test_metrics_after_the_last_state_are_forgotten(tmp_path: Path) -> None:
     assert max(before) == 15
     assert RunFolder.open(out).latest().name == "step-000000000012.safetensors"
     with open(out / "metrics.jsonl", "a") as file:
-        file.write('{"event": "train", "st')         # a line that was cut
+        file.write('{"event": "train", "st')  # a line that was cut
     forked(lambda rank: run(out, RECIPE, resume=True))
     steps = [row["step"] for row in RunFolder.open(out).metrics() if row["event"] == "train"]
     assert steps == [5, 10, 15, 20, 24]

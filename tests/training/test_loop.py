@@ -16,7 +16,7 @@ from vitkit.checkpoints import containers
 from vitkit.data.mix import Mix
 from vitkit.errors import Diverged, OutputError, UnreadableFile
 from vitkit.training.loop import step_seed
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 
 def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
@@ -40,11 +40,18 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     rows = folder.metrics()
     assert [r["step"] for r in rows if r["event"] == "train"] == [5, 10, 12]
     assert [(r["step"], r["weights"]) for r in rows if r["event"] == "val"] == [
-        (step, which) for step in (4, 8, 12) for which in ("last", "ema")]
+        (step, which) for step in (4, 8, 12) for which in ("last", "ema")
+    ]
     assert all(set(r["time"]) for r in rows)
     assert max(r["top1"] for r in rows if r["event"] == "val") == outcome.best
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
-        "best.safetensors", "ema.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "state"]
+        "best.safetensors",
+        "ema.safetensors",
+        "last.safetensors",
+        "metrics.jsonl",
+        "run.json",
+        "state",
+    ]
     assert [p.name for p in (tmp_path / "r" / "state").iterdir()] == ["step-000000000012.safetensors"]
     for source in (str(tmp_path / "r"), f"{tmp_path / 'r'}@ema", f"{tmp_path / 'r'}@last"):
         assert load(source).input_spec.class_names == tuple("0123456789")
@@ -61,6 +68,7 @@ def test_the_average_is_the_formula(tmp_path: Path) -> None:
         run(tmp_path / f"s{steps}", recipe, watch=stop_at(steps))
     run(tmp_path / "whole", recipe)
     from vitkit.training.build import new_model
+
     start = {n: p.detach() for n, p in new_model(None, recipe, tuple("0123456789"), 0).named_parameters()}
     kept = dict(start)
     for steps in (1, 2, 3):
@@ -73,14 +81,16 @@ def test_the_average_is_the_formula(tmp_path: Path) -> None:
 
 def stop_at(step: int):
     """Ask the run to stop, as Ctrl-C does, so that `step` updates are done."""
+
     def watch(event: dict) -> None:
         if (event["event"] == "step" and event["step"] == step - 1) or (event["event"] == "start" and step == 1):
             os.kill(os.getpid(), signal.SIGINT)
+
     return watch
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)        # ignored where a shell started us in the background
+    before = signal.getsignal(signal.SIGINT)  # ignored where a shell started us in the background
     # The signal comes during step 6; that update is finished and saved.
     _, outcome = run(tmp_path / "cut", watch=stop_at(6))
     assert (outcome.stopped, outcome.step) == (True, 6)
@@ -92,12 +102,15 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("changes", [
-    {"dropout": 0.2, "drop_path": 0.2, "ema": 0.9},
-    {"mix": Mix(mixup=0.8, cutmix=1.0), "label_smoothing": 0.1},
-    {"optimizer": "sgd", "weight_decay": 0.0, "layer_decay": 0.7},
-    {"loss": "sigmoid", "decay": "linear"},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.2, "drop_path": 0.2, "ema": 0.9},
+        {"mix": Mix(mixup=0.8, cutmix=1.0), "label_smoothing": 0.1},
+        {"optimizer": "sgd", "weight_decay": 0.0, "layer_decay": 0.7},
+        {"loss": "sigmoid", "decay": "linear"},
+    ],
+)
 def test_resume_is_exact_at_every_step(changes: dict, tmp_path: Path) -> None:
     recipe = tiny(steps=5, warmup=1, **changes)
     run(tmp_path / "whole", recipe)
@@ -150,6 +163,7 @@ def test_accumulation_is_the_big_batch(micro: int, tmp_path: Path) -> None:
 def test_frozen_parameters_stay(tmp_path: Path) -> None:
     run(tmp_path / "r", tiny(freeze=("blocks.0.*", "patch_embedding")))
     from vitkit.training.build import new_model
+
     start = dict(new_model(None, tiny(), tuple("0123456789"), 0).named_parameters())
     end = weights(tmp_path / "r")
     for name in end:
@@ -166,7 +180,7 @@ def test_val_0_keeps_the_last(tmp_path: Path) -> None:
 
 
 def test_bf16_trains(tmp_path: Path) -> None:
-    torch._C._set_mkldnn_enabled(False)         # some virtual CPUs promise bf16 instructions that they do not have
+    torch._C._set_mkldnn_enabled(False)  # some virtual CPUs promise bf16 instructions that they do not have
     try:
         folder, _ = run(tmp_path / "r", tiny(steps=30, lr=3e-3), settings={"precision": "bf16"})
     finally:
@@ -191,7 +205,7 @@ def test_broken_numbers_stop_the_run_and_keep_the_last_state(tmp_path: Path, mon
         run(tmp_path / "r")
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "r").values())
     monkeypatch.setitem(loop.LOSSES, "softmax", plain)
-    run(tmp_path / "r", resume=True)            # the trouble was not the run's
+    run(tmp_path / "r", resume=True)  # the trouble was not the run's
     run(tmp_path / "whole")
     assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
 
@@ -270,10 +284,14 @@ def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monke
     from vitkit.training import loop
 
     for epochs, expected in ((2, [8, 16, 17]), (0.5, [5])):
-        folder, _ = run(tmp_path / f"{epochs}", tiny(steps=None, epochs=epochs, warmup=0, batch_size=200),
-                        settings={"evaluate_every": None})
+        folder, _ = run(
+            tmp_path / f"{epochs}",
+            tiny(steps=None, epochs=epochs, warmup=0, batch_size=200),
+            settings={"evaluate_every": None},
+        )
         assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == expected
     monkeypatch.setattr(loop, "MOST_VALIDATIONS", 2)
-    folder, _ = run(tmp_path / "many", tiny(steps=None, epochs=3, warmup=0, batch_size=200),
-                    settings={"evaluate_every": None})
+    folder, _ = run(
+        tmp_path / "many", tiny(steps=None, epochs=3, warmup=0, batch_size=200), settings={"evaluate_every": None}
+    )
     assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == [13, 25]

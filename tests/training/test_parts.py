@@ -81,8 +81,8 @@ def test_layer_decay() -> None:
         for p in group["params"]:
             names[id(p)] = group["scale"]
     scales = {name: names[id(p)] for name, p in model.named_parameters()}
-    assert scales["patch_embedding.projection.weight"] == scales["class_token"] == 0.5 ** 3
-    assert scales["blocks.0.msa.qkv.weight"] == 0.5 ** 2
+    assert scales["patch_embedding.projection.weight"] == scales["class_token"] == 0.5**3
+    assert scales["blocks.0.msa.qkv.weight"] == 0.5**2
     assert scales["blocks.1.norm2.bias"] == 0.5
     assert scales["norm.weight"] == scales["head.bias"] == 1
     optimizer = optimizer_for(model, tiny(layer_decay=0.5))
@@ -94,8 +94,11 @@ def test_layer_decay() -> None:
 def test_freeze_by_name() -> None:
     model = ViT(CONFIG)
     left = freeze(model, ("blocks.0", "patch_embedding.*", "positions.table"))
-    frozen = {name.split(".")[0] + "." + name.split(".")[1] if "." in name else name
-              for name, p in model.named_parameters() if not p.requires_grad}
+    frozen = {
+        name.split(".")[0] + "." + name.split(".")[1] if "." in name else name
+        for name, p in model.named_parameters()
+        if not p.requires_grad
+    }
     assert frozen == {"blocks.0", "patch_embedding.projection", "positions.table"}
     assert left == sum(p.numel() for p in model.parameters() if p.requires_grad)
     with pytest.raises(ConfigError, match="fits no parameter"):
@@ -141,7 +144,7 @@ def test_average_follows_and_swaps_back() -> None:
             for p in model.parameters():
                 p.add_(1.0)
         average.update()
-    for name, p in model.named_parameters():      # w = start + 1, + 2, + 3
+    for name, p in model.named_parameters():  # w = start + 1, + 2, + 3
         expected = start[name] + 0.1 * (1 * 0.81 + 2 * 0.9 + 3)
         torch.testing.assert_close(average.weights[name], expected, rtol=1e-5, atol=1e-5)
         assert torch.allclose(p, start[name] + 3)

@@ -1,5 +1,4 @@
-"""Two processes against one (gloo, CPU): the same global batches, nearly the same weights; cut on two, resumed on one.
-"""
+"""Two processes against one (gloo, CPU): same global batches, nearly the same weights; cut on two, resumed on one."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from tests.training.test_loop import distance
 from tests.training.tiny import SETTINGS, forked, run, tiny
 from vitkit.data.mix import Mix
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 RECIPE = tiny(steps=20, lr=1e-3, warmup=0, ema=0.9, mix=Mix(mixup=0.5, probability=0.5))
 
@@ -31,7 +30,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
         assert a["event"] == b["event"]
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         if a["event"] == "val":
-            assert a["images"] == b["images"] == 179        # an odd number: every image once
+            assert a["images"] == b["images"] == 179  # an odd number: every image once
 
 
 def test_two_processes_with_accumulation_and_dropout(tmp_path: Path) -> None:
@@ -47,9 +46,10 @@ def test_two_processes_with_accumulation_and_dropout(tmp_path: Path) -> None:
 
 def test_cut_on_two_resumed_on_one(tmp_path: Path) -> None:
     def cut(rank: int) -> None:
-        def watch(event: dict) -> None:         # the main process alone is asked to stop; both do
+        def watch(event: dict) -> None:  # the main process alone is asked to stop; both do
             if event["event"] == "step" and event["step"] == 9:
                 os.kill(os.getpid(), signal.SIGTERM)
+
         _, outcome = run(tmp_path / "cut", RECIPE, watch=watch)
         assert (outcome.stopped, outcome.step) == (True, 10)
 
@@ -65,6 +65,7 @@ def test_cut_on_two_resumed_on_one(tmp_path: Path) -> None:
 def test_an_error_reaches_every_process(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         from vitkit.errors import ConfigError, OutputError
+
         with pytest.raises(ConfigError, match="15 cannot be shared equally by 2 processes; use --batch-size 14"):
             run(tmp_path / "r", tiny(batch_size=15))
         with pytest.raises(OutputError):
@@ -75,9 +76,27 @@ def test_an_error_reaches_every_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "vitkit", "train",
-               "digits", "--recipe", "digits", "--steps", "5", "--warmup", "0", "--device", "cpu",
-               "--out", str(tmp_path / "r")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "vitkit",
+        "train",
+        "digits",
+        "--recipe",
+        "digits",
+        "--steps",
+        "5",
+        "--warmup",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done: 5 steps") == 1

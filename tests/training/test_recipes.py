@@ -35,8 +35,15 @@ TABLE_4 = {
     "finetune-vtab": (2_500, (0.01,), 0.1),
 }
 # MixUp, RandAugment's layers and magnitude.
-AUGREG = {"none": (0, 0, None), "light1": (0, 2, 0), "light2": (0.2, 2, 10), "medium1": (0.2, 2, 15),
-          "medium2": (0.5, 2, 15), "strong1": (0.5, 2, 20), "strong2": (0.8, 2, 20)}
+AUGREG = {
+    "none": (0, 0, None),
+    "light1": (0, 2, 0),
+    "light2": (0.2, 2, 10),
+    "medium1": (0.2, 2, 15),
+    "medium2": (0.5, 2, 15),
+    "strong1": (0.5, 2, 20),
+    "strong2": (0.8, 2, 20),
+}
 
 
 @pytest.mark.parametrize("name", TABLE_3)
@@ -58,14 +65,22 @@ def test_table_3_is_complete() -> None:
 def test_table_4(name: str) -> None:
     r = RECIPES[name]
     assert (r.steps, r.lr_choices, r.val) == TABLE_4[name]
-    assert (r.optimizer, r.momentum, r.batch_size, r.decay, r.weight_decay, r.clip, r.image_size) == \
-        ("sgd", 0.9, 512, "cosine", 0.0, 1.0, 384)
+    assert (r.optimizer, r.momentum, r.batch_size, r.decay, r.weight_decay, r.clip, r.image_size) == (
+        "sgd",
+        0.9,
+        512,
+        "cosine",
+        0.0,
+        1.0,
+        384,
+    )
     assert r.lr in r.lr_choices
     assert not r.pre_logits
 
 
-@pytest.mark.parametrize(("name", "size", "model"),
-                         [("finetune-512", 512, "vit-l/16"), ("finetune-518", 518, "vit-h/14")])
+@pytest.mark.parametrize(
+    ("name", "size", "model"), [("finetune-512", 512, "vit-l/16"), ("finetune-518", 518, "vit-h/14")]
+)
 def test_table_2_has_polyak_averages(name: str, size: int, model: str) -> None:
     r = RECIPES[name]
     assert (r.image_size, r.models, r.ema, r.steps, r.batch_size) == (size, (model,), 0.9999, 20_000, 512)
@@ -102,8 +117,9 @@ def test_every_schedule_ends(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_and_resumes_after_its_first_step(name: str, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(RECIPES[name], config=CONFIG, image_size=None, batch_size=4, steps=2, epochs=None,
-                                 warmup=0, val=0.1)
+    recipe = dataclasses.replace(
+        RECIPES[name], config=CONFIG, image_size=None, batch_size=4, steps=2, epochs=None, warmup=0, val=0.1
+    )
     settings = {"evaluate_every": 10, "save_every": 1}
     run(tmp_path / "whole", recipe, settings=settings)
 
@@ -126,8 +142,8 @@ def test_no_recipe_for_digits_flips() -> None:
 
 def test_change() -> None:
     deit, digits = RECIPES["deit"], RECIPES["digits"]
-    assert deit.change(batch_size=512).lr == pytest.approx(deit.lr / 2)            # linear
-    assert digits.change(batch_size=64).lr == digits.lr                            # fixed
+    assert deit.change(batch_size=512).lr == pytest.approx(deit.lr / 2)  # linear
+    assert digits.change(batch_size=64).lr == digits.lr  # fixed
     assert digits.change(batch_size=128, lr_rule="sqrt").lr == pytest.approx(2 * digits.lr)
     assert deit.change(batch_size=512, lr=0.1).lr == 0.1
     assert digits.change(steps=5).epochs is None
@@ -135,19 +151,22 @@ def test_change() -> None:
     assert digits.change(lr=None) == digits
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"epochs": 1, "steps": 1}, "epochs or steps"),
-    ({"leraning_rate": 1}, "no field 'leraning_rate'"),
-    ({"lr": -1.0}, "lr must be"),
-    ({"optimizer": "sgd"}, "decoupled"),
-    ({"optimizer": "adam"}, "one of adamw, sgd"),
-    ({"warmup": 10.5}, "whole number of steps"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"final_lr": 1.0}, "must not exceed lr"),
-    ({"val": 1.0}, "something to train on"),
-    ({"ema": 1.5}, "ema"),
-    ({"lr_rule": "cubic", "batch_size": 4}, "lr_rule"),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"epochs": 1, "steps": 1}, "epochs or steps"),
+        ({"leraning_rate": 1}, "no field 'leraning_rate'"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"optimizer": "sgd"}, "decoupled"),
+        ({"optimizer": "adam"}, "one of adamw, sgd"),
+        ({"warmup": 10.5}, "whole number of steps"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"final_lr": 1.0}, "must not exceed lr"),
+        ({"val": 1.0}, "something to train on"),
+        ({"ema": 1.5}, "ema"),
+        ({"lr_rule": "cubic", "batch_size": 4}, "lr_rule"),
+    ],
+)
 def test_settings_that_cannot_work(given: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RECIPES["digits"].change(**given)

@@ -18,10 +18,29 @@ from vitkit.data.augment import Augment
 from vitkit.model.config import ViTConfig
 from vitkit.training.recipe import Recipe
 
-CONFIG = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=8,
-                   patch_size=4, num_channels=1, num_classes=10, layer_norm_eps=1e-6)
-TINY = Recipe(source="tests", config=CONFIG, small_data=True, steps=12, batch_size=16, lr=1e-3, weight_decay=0.1,
-              warmup=2, clip=1.0, augment=Augment(scale=(0.7, 1.0), flip=0.0))
+CONFIG = ViTConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    image_size=8,
+    patch_size=4,
+    num_channels=1,
+    num_classes=10,
+    layer_norm_eps=1e-6,
+)
+TINY = Recipe(
+    source="tests",
+    config=CONFIG,
+    small_data=True,
+    steps=12,
+    batch_size=16,
+    lr=1e-3,
+    weight_decay=0.1,
+    warmup=2,
+    clip=1.0,
+    augment=Augment(scale=(0.7, 1.0), flip=0.0),
+)
 SETTINGS: dict[str, Any] = {"trackers": (), "log_every": 5, "evaluate_every": 4, "device": "cpu", "workers": 0}
 
 
@@ -47,16 +66,21 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
     children = []
     for rank in range(ranks):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)      # no thread of ours holds a lock here
+            warnings.simplefilter("ignore", DeprecationWarning)  # no thread of ours holds a lock here
             pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 if ranks > 1:
-                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                                   "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                                   "MASTER_PORT": str(port)}
-                if "accelerate" in sys.modules:     # a tracker's test may have told it that it is alone
+                    os.environ |= {
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        "WORLD_SIZE": str(ranks),
+                        "LOCAL_WORLD_SIZE": str(ranks),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                    }
+                if "accelerate" in sys.modules:  # a tracker's test may have told it that it is alone
                     sys.modules["accelerate"].PartialState._reset_state()
                 warnings.simplefilter("ignore")
                 work(rank)
@@ -76,8 +100,8 @@ def bytes_of(folder: Path) -> dict[str, Any]:
     Tensors and metadata are compared, not files: safetensors writes its metadata in any order.
     """
     from vitkit.checkpoints import containers
-    from vitkit.jobs.runs import timeless
-    from vitkit.training.run import RunFolder
+    from vitkit.jobs.listing import timeless
+    from vitkit.training.run_folder import RunFolder
 
     found: dict[str, Any] = {}
     state = RunFolder.open(folder).latest()
@@ -85,7 +109,7 @@ def bytes_of(folder: Path) -> dict[str, Any]:
     for file in (*sorted(folder.glob("*.safetensors")), state):
         tensors, metadata = containers.read(file)
         found[file.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-        if file != state:                       # the state's has the size of metrics.jsonl, and so the times' digits
+        if file != state:  # the state's has the size of metrics.jsonl, and so the times' digits
             found[f"{file.name} metadata"] = metadata
     found["metrics"] = timeless(RunFolder.open(folder))
     return found

@@ -10,5 +10,15 @@ from vitkit.checkpoints.inspection import inspect
 from vitkit.checkpoints.reading import Checkpoint, load, open_checkpoint
 from vitkit.checkpoints.writing import convert, save
 
-__all__ = ["DIALECTS", "Checkpoint", "convert", "from_dialect", "inspect", "load", "open_checkpoint", "recognise",
-           "save", "to_dialect"]
+__all__ = [
+    "DIALECTS",
+    "Checkpoint",
+    "convert",
+    "from_dialect",
+    "inspect",
+    "load",
+    "open_checkpoint",
+    "recognise",
+    "save",
+    "to_dialect",
+]

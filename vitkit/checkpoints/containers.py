@@ -81,8 +81,9 @@ def _read_safetensors(path: Path, only: Collection[str] | None = None) -> tuple[
             names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except Exception as error:
-        raise UnreadableFile(f"{path} is no whole safetensors file ({_short(error)}); download or copy it "
-                             f"again.") from None
+        raise UnreadableFile(
+            f"{path} is no whole safetensors file ({_short(error)}); download or copy it again."
+        ) from None
 
 
 def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,7 +108,7 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except Exception as error:      # damaged bytes fail in many ways
+    except Exception as error:  # damaged bytes fail in many ways
         raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
     if any(name.endswith(".npy") for name in names):
         return _read_npz(path)
@@ -122,14 +123,15 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 array = archive[name]
-                if array.dtype == np.dtype("V2"):       # NumPy has no bfloat16: JAX writes its bytes
+                if array.dtype == np.dtype("V2"):  # NumPy has no bfloat16: JAX writes its bytes
                     tensors[name] = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
                 else:
                     tensors[name] = torch.from_numpy(array)
-    except Exception as error:      # damaged bytes fail in many ways
+    except Exception as error:  # damaged bytes fail in many ways
         if "pickle" in str(error):
-            raise UnsafeFile(f"{path} holds Python objects, which could run code; it was not read. Save plain "
-                             f"arrays only.") from None
+            raise UnsafeFile(
+                f"{path} holds Python objects, which could run code; it was not read. Save plain arrays only."
+            ) from None
         raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
     return tensors, {}
 
@@ -138,18 +140,21 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         # Training scripts save their arguments beside the weights; a Namespace holds values and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")      # about odd pickles; whether they are read is what matters
+            warnings.simplefilter("ignore")  # about odd pickles; whether they are read is what matters
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if not re.search(r"GLOBAL|Unsupported (class|operand)|Can only build|reduce", str(error)):
             raise UnreadableFile(f"{path} is truncated or no file of PyTorch; download or copy it again.") from None
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f" ({found[1]})" if found else ""
-        raise UnsafeFile(f"{path} holds Python objects{what}, not only tensors, and reading them could run code; it "
-                         f"was not read. Save model.state_dict() with the library that made it.") from None
-    except Exception as error:      # a damaged pickle can fail in any way; none of them runs anything
-        raise UnreadableFile(f"{path} is truncated or no file of PyTorch ({_short(error)}); download or copy it "
-                             f"again.") from None
+        raise UnsafeFile(
+            f"{path} holds Python objects{what}, not only tensors, and reading them could run code; it "
+            f"was not read. Save model.state_dict() with the library that made it."
+        ) from None
+    except Exception as error:  # a damaged pickle can fail in any way; none of them runs anything
+        raise UnreadableFile(
+            f"{path} is truncated or no file of PyTorch ({_short(error)}); download or copy it again."
+        ) from None
     return unwrap(saved, path), {}
 
 
@@ -174,8 +179,10 @@ def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:
         saved = saved[inner[0]]
     if not isinstance(saved, Mapping) or not any(isinstance(value, Tensor) for value in saved.values()):
         keys = f" of {', '.join(map(str, list(saved)[:4]))}" if isinstance(saved, Mapping) and saved else ""
-        raise TensorMismatch(f"{path} holds no state dict; expected tensors by name (or one of {', '.join(NESTED)} "
-                             f"with them), got a {type(saved).__name__}{keys}.")
+        raise TensorMismatch(
+            f"{path} holds no state dict; expected tensors by name (or one of {', '.join(NESTED)} "
+            f"with them), got a {type(saved).__name__}{keys}."
+        )
     if odd := [str(name) for name, value in saved.items() if not isinstance(value, Tensor)]:
         raise TensorMismatch(f"{path} holds {odd[0]!r} among its tensors, which is none; save the state dict alone.")
     tensors = {str(name): tensor for name, tensor in saved.items()}
@@ -219,6 +226,6 @@ def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]
     try:
         on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         WRITERS[path.suffix.lower()](on_cpu, path, dict(metadata or {}))
-    except (safetensors.SafetensorError, RuntimeError) as error:      # how these libraries report a failed write
+    except (safetensors.SafetensorError, RuntimeError) as error:  # how these libraries report a failed write
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.ENOSPC, str(error)) from error

@@ -28,7 +28,8 @@ def _prepare(tensors: Tensors) -> Tensors:
     if first is not None and first.dim() == 2:
         raise CannotExpress(
             "The classifier of this course file is a Linear without the LayerNorm of Eq. 4 before it (the form on the "
-            "slides); that is another model. Train the course's Sequential(LayerNorm, Linear) and save that.")
+            "slides); that is another model. Train the course's Sequential(LayerNorm, Linear) and save that."
+        )
     return tensors
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitkit.checkpoints.capabilities import check_expressible
 from vitkit.checkpoints.course import COURSE
 from vitkit.checkpoints.dinov2 import DINOV2, DINOV2_HF
-from vitkit.checkpoints.express import check_expressible
 from vitkit.checkpoints.google import GOOGLE
 from vitkit.checkpoints.huggingface import HUGGINGFACE
 from vitkit.checkpoints.native import NATIVE
@@ -23,8 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
 
 DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect
-    for dialect in (NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE)
+    dialect.name: dialect for dialect in (NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE)
 }
 
 
@@ -39,8 +38,10 @@ def recognise(names: Iterable[str]) -> Dialect:
         if dialect.recognises(names):
             return dialect
     shown = ", ".join(repr(str(name)) for name in names[:4]) or "none at all"
-    raise UnknownDialect(f"No dialect recognises these tensor names: {shown}{', ...' if len(names) > 4 else ''}. "
-                         f"Expected a Vision Transformer of one of: {', '.join(DIALECTS)}.")
+    raise UnknownDialect(
+        f"No dialect recognises these tensor names: {shown}{', ...' if len(names) > 4 else ''}. "
+        f"Expected a Vision Transformer of one of: {', '.join(DIALECTS)}."
+    )
 
 
 class _NoFilling(TorchFunctionMode):
@@ -74,7 +75,7 @@ def to_dialect(model: ViT, dialect: str) -> dict[str, Tensor]:
 
 
 def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig) -> dict[str, Tensor]:
-    """A dialect's tensors as the engine's state dict, ready for `ViT(config).load_state_dict`.
+    """A dialect's tensors as the model's state dict, ready for `ViT(config).load_state_dict`.
 
     Args:
         tensors: all tensors of a file of that dialect.
@@ -83,7 +84,7 @@ def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig)
 
     Raises:
         TensorMismatch: tensors missing, left over, or of another shape.
-        CannotExpress: the file holds an architecture that the engine does not have.
+        CannotExpress: the file holds an architecture that the model does not have.
     """
     row = pick(DIALECTS, dialect, "dialect")
     state, _, _ = row.read(tensors)

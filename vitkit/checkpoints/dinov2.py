@@ -62,12 +62,15 @@ DINOV2_HF = Dialect(
     name="dinov2-hf",
     numerics="dinov2",
     suffixes=("",),
-    signature=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.norm1.weight",
-               "encoder.layer.0.layer_scale1.lambda1"),
+    signature=(
+        "embeddings.patch_embeddings.projection.weight",
+        "encoder.layer.0.norm1.weight",
+        "encoder.layer.0.layer_scale1.lambda1",
+    ),
     rules=HF_RULES,
     respell=(
         (r"^dinov2(_with_registers)?\.", ""),
-        (r"\.attention\.q_proj\.", ".attention.attention.query."),             # transformers 5, in memory
+        (r"\.attention\.q_proj\.", ".attention.attention.query."),  # transformers 5, in memory
         (r"\.attention\.k_proj\.", ".attention.attention.key."),
         (r"\.attention\.v_proj\.", ".attention.attention.value."),
         (r"\.attention\.o_proj\.", ".attention.output.dense."),

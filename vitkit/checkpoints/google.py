@@ -46,8 +46,8 @@ RULES = (
 )
 
 RESPELL = (
-    (r"^opt/target/", ""),                                                     # very old files
-    (r"^params/(img/)?", ""),                                                  # big_vision
+    (r"^opt/target/", ""),  # very old files
+    (r"^params/(img/)?", ""),  # big_vision
     (r"/MultiHeadDotProductAttention_0/", "/MultiHeadDotProductAttention_1/"),
     (r"/LayerNorm_1/", "/LayerNorm_2/"),
     (r"/MlpBlock_0/", "/MlpBlock_3/"),
@@ -64,7 +64,7 @@ def _prepare(tensors: Tensors) -> Tensors:
         else:
             result[name] = tensor
     if "pos_embedding" in result:
-        result["Transformer/posembed_input/pos_embedding"] = result.pop("pos_embedding")   # [1, N, D]
+        result["Transformer/posembed_input/pos_embedding"] = result.pop("pos_embedding")  # [1, N, D]
     return result
 
 

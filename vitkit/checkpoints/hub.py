@@ -40,7 +40,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         try:
             # one unreachable file is enough: the client tries again and again for each
             return Path(hf_hub_download(name, file, revision=revision, local_files_only=bool(unreachable)))
-        except LocalEntryNotFoundError:          # offline, or no network: it may still exist
+        except LocalEntryNotFoundError:  # offline, or no network: it may still exist
             unreachable.append(file)
         except EntryNotFoundError:
             pass
@@ -50,8 +50,9 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
     try:
         weights = next((path for file in candidates if (path := get(file)) is not None), None)
         if weights is None and not unreachable:
-            raise HubError(f"{name} on the hub has none of {', '.join(candidates)}; choose a repository with weights "
-                           f"for PyTorch.")
+            raise HubError(
+                f"{name} on the hub has none of {', '.join(candidates)}; choose a repository with weights for PyTorch."
+            )
         if weights is None:
             raise HubError(_by_hand(name, revision, "is not in the cache, and the hub cannot be reached"))
         for file in SMALL:
@@ -62,16 +63,19 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
                     raise HubError(_by_hand(name, revision, f"lacks its part {shard} in the cache"))
         return weights
     except GatedRepoError:
-        raise HubError(f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run "
-                       f"`hf auth login`.") from None
+        raise HubError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`."
+        ) from None
     except RevisionNotFoundError:
         raise HubError(f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/commits.") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise HubError(f"There is no repository {name!r} on the hub (or it is private: `hf auth login`), and no file "
-                       f"or folder of that name here.") from None
+        raise HubError(
+            f"There is no repository {name!r} on the hub (or it is private: `hf auth login`), and no file "
+            f"or folder of that name here."
+        ) from None
     except OfflineModeIsEnabled:
         raise HubError(_by_hand(name, revision, "is not in the cache, and offline mode is on")) from None
-    except OSError as error:       # the client's network errors are all of this kind
+    except OSError as error:  # the client's network errors are all of this kind
         raise HubError(_by_hand(name, revision, f"could not be fetched ({type(error).__name__})")) from None
 
 
@@ -79,6 +83,8 @@ def _by_hand(name: str, revision: str | None, what: str) -> str:
     from huggingface_hub import constants
 
     pin = f" --revision {revision}" if revision else ""
-    return (f"{name} {what}. Where there is a network, download config.json, preprocessor_config.json and "
-            f"model.safetensors from https://huggingface.co/{name}/tree/{revision or 'main'} into one folder and load "
-            f"that folder; or run `hf download {name}{pin}` and copy the result into {constants.HF_HUB_CACHE}.")
+    return (
+        f"{name} {what}. Where there is a network, download config.json, preprocessor_config.json and "
+        f"model.safetensors from https://huggingface.co/{name}/tree/{revision or 'main'} into one folder and load "
+        f"that folder; or run `hf download {name}{pin}` and copy the result into {constants.HF_HUB_CACHE}."
+    )

@@ -15,8 +15,10 @@ RULES = (
     *same("class_token", "vit.embeddings.cls_token"),
     *same("positions.table", "vit.embeddings.position_embeddings"),
     *both("blocks.{i}.norm1", "vit.encoder.layer.{i}.layernorm_before"),
-    *three("blocks.{i}.msa.qkv", *(f"vit.encoder.layer.{{i}}.attention.attention.{part}"
-                                   for part in ("query", "key", "value"))),
+    *three(
+        "blocks.{i}.msa.qkv",
+        *(f"vit.encoder.layer.{{i}}.attention.attention.{part}" for part in ("query", "key", "value")),
+    ),
     *both("blocks.{i}.msa.out", "vit.encoder.layer.{i}.attention.output.dense"),
     *both("blocks.{i}.norm2", "vit.encoder.layer.{i}.layernorm_after"),
     *both("blocks.{i}.mlp.fc1", "vit.encoder.layer.{i}.intermediate.dense"),
@@ -27,8 +29,8 @@ RULES = (
 )
 
 RESPELL = (
-    (r"^(?=(embeddings|encoder|layers|layernorm|pooler)\.)", "vit."),          # base-model files
-    (r"^vit\.layers\.", "vit.encoder.layer."),                                 # transformers 5, in memory
+    (r"^(?=(embeddings|encoder|layers|layernorm|pooler)\.)", "vit."),  # base-model files
+    (r"^vit\.layers\.", "vit.encoder.layer."),  # transformers 5, in memory
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
     (r"\.attention\.k_proj\.", ".attention.attention.key."),
     (r"\.attention\.v_proj\.", ".attention.attention.value."),

@@ -25,7 +25,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     """The configuration of a file.
 
     Args:
-        state: its tensors, by the engine's names.
+        state: its tensors, by the model's names.
         dialect: whose numerics are taken where nothing else is stated.
         stated: fields that the names give away or that stand beside the weights.
         given: what the user gives; heads and image size are taken as facts where the file is silent.
@@ -35,8 +35,10 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         TensorMismatch: a tensor that every model has is missing.
         ConfigError: something cannot be known and must be given.
     """
-    kernel, rows = (_needed(state, name, rank, dialect) for name, rank in
-                    (("patch_embedding.projection.weight", 4), ("positions.table", 3)))
+    kernel, rows = (
+        _needed(state, name, rank, dialect)
+        for name, rank in (("patch_embedding.projection.weight", 4), ("positions.table", 3))
+    )
     D, C, P, other = kernel.shape
     if other != P:
         raise CannotExpress(f"The patches of this checkpoint are {P} x {other} pixels; vitkit has square ones.")
@@ -46,7 +48,10 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     head = state.get("head.weight")
     fields: Fields = {
         **NUMERICS[dialect.numerics],
-        "hidden_size": D, "num_channels": C, "patch_size": P, "num_hidden_layers": L,
+        "hidden_size": D,
+        "num_channels": C,
+        "patch_size": P,
+        "num_hidden_layers": L,
         "intermediate_size": _needed(state, "blocks.0.mlp.fc1.weight", 2, dialect).shape[0],
         "qkv_bias": "blocks.0.msa.qkv.bias" in state,
         "class_token": "class_token" in state,
@@ -58,10 +63,12 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if not fields["class_token"]:
         fields["pool"] = "mean"
     classes = stated.get("num_classes", fields["num_classes"])
-    stated = {**stated, "num_classes": fields["num_classes"]}      # a base model's JSON may speak of classes too
+    stated = {**stated, "num_classes": fields["num_classes"]}  # a base model's JSON may speak of classes too
     if head is not None and classes != head.shape[0] and "num_classes" not in given:
-        raise TensorMismatch(f"The file's head has {head.shape[0]} classes, but {classes} are stated beside it; "
-                             f"give num_classes= to replace the head, or correct what is stated.")
+        raise TensorMismatch(
+            f"The file's head has {head.shape[0]} classes, but {classes} are stated beside it; "
+            f"give num_classes= to replace the head, or correct what is stated."
+        )
     fields |= {name: value for name, value in stated.items() if value is not None}
     if "num_attention_heads" not in fields:
         fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(D, L, notes)
@@ -86,11 +93,15 @@ def _heads(D: int, L: int, notes: list[str]) -> int:
         if (shape["hidden_size"], shape["num_hidden_layers"]) == (D, L):
             return shape["num_attention_heads"]
     if D % 64 == 0:
-        notes.append(f"The file does not say how many heads it has, and no variant has width {D} and {L} layers; "
-                     f"{D // 64} are taken (64 lanes each). Give num_attention_heads= if that is wrong.")
+        notes.append(
+            f"The file does not say how many heads it has, and no variant has width {D} and {L} layers; "
+            f"{D // 64} are taken (64 lanes each). Give num_attention_heads= if that is wrong."
+        )
         return D // 64
-    raise ConfigError(f"The file does not say how many heads it has, no variant has width {D} and {L} layers, and "
-                      f"{D} is no multiple of 64; give num_attention_heads=.")
+    raise ConfigError(
+        f"The file does not say how many heads it has, no variant has width {D} and {L} layers, and "
+        f"{D} is no multiple of 64; give num_attention_heads=."
+    )
 
 
 def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int | tuple[int, int]:
@@ -105,22 +116,26 @@ def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int 
         side = math.isqrt(max(rows - prefix, 0))
         if side and side * side == rows - prefix:
             if prefix == 0 and usual:
-                notes.append(f"The {rows} positions are read as {side} x {side} patches without one for the class "
-                             f"token; give image_size=(height, width) if the grid is not square.")
+                notes.append(
+                    f"The {rows} positions are read as {side} x {side} patches without one for the class "
+                    f"token; give image_size=(height, width) if the grid is not square."
+                )
             return side * P
         if given is not None:
             size = pair(given)
             if -(-size[0] // P) * -(-size[1] // P) == rows - prefix:
                 return size
-    raise ConfigError(f"The {rows} positions of this file are no square grid of patches; give image_size=(height, "
-                      f"width) in pixels, with height / {P} x width / {P} = {rows - usual} patches.")
+    raise ConfigError(
+        f"The {rows} positions of this file are no square grid of patches; give image_size=(height, "
+        f"width) in pixels, with height / {P} x width / {P} = {rows - usual} patches."
+    )
 
 
 def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: list[str]) -> None:
     """Change a file's tensors in place for another image size, number of channels or of classes.
 
     Args:
-        state: tensors by the engine's names.
+        state: tensors by the model's names.
         own: what the file holds.
         wanted: what the model shall be.
         notes: takes a sentence for each change.
@@ -129,13 +144,17 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
 
     if own.grid != wanted.grid:
         state["positions.table"] = resize(state["positions.table"], own.grid, wanted.grid, wanted.position_resize)
-        notes.append(f"Positions were resized from {own.grid[0]} x {own.grid[1]} to {wanted.grid[0]} x "
-                     f"{wanted.grid[1]} patches by the rule {wanted.position_resize!r}.")
+        notes.append(
+            f"Positions were resized from {own.grid[0]} x {own.grid[1]} to {wanted.grid[0]} x "
+            f"{wanted.grid[1]} patches by the rule {wanted.position_resize!r}."
+        )
     if own.num_channels != wanted.num_channels:
         name, (old, new) = "patch_embedding.projection.weight", (own.num_channels, wanted.num_channels)
         state[name] = to_channels(state[name], new)
-        notes.append(f"The patch kernel was changed from {old} to {new} channels: "
-                     + ("summed over them." if new == 1 else f"repeated in turn and scaled by {old}/{new}."))
+        notes.append(
+            f"The patch kernel was changed from {old} to {new} channels: "
+            + ("summed over them." if new == 1 else f"repeated in turn and scaled by {old}/{new}.")
+        )
     if own.num_classes != wanted.num_classes or (own.pre_logits and not wanted.pre_logits):
         kernel = state["norm.weight"]
         for name in [n for n in state if n.startswith(("head.", "pre_logits."))]:
@@ -144,8 +163,10 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
         if wanted.num_classes:
             state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.hidden_size)
             state["head.bias"] = kernel.new_zeros(wanted.num_classes)
-            notes.append(f"The head is new and zero: {wanted.num_classes} classes instead of {own.num_classes}; "
-                         f"train it before its outputs mean anything.")
+            notes.append(
+                f"The head is new and zero: {wanted.num_classes} classes instead of {own.num_classes}; "
+                f"train it before its outputs mean anything."
+            )
         else:
             notes.append(f"The head of {own.num_classes} classes was left out.")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitkit.checkpoints import sidecar
 from vitkit.checkpoints.reading import open_checkpoint
-from vitkit.model.config import NUMERICS, VARIANTS, ViTConfig
+from vitkit.model.config import NUMERICS, variant_of
 
 
 def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
@@ -42,10 +42,3 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "notes": found.notes,
         "sha256": sidecar.sha256(found.files.weights),
     }
-
-
-def variant_of(config: ViTConfig) -> str:
-    """The variant of Table 1 that a model is; empty where it is none."""
-    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
-    return next((name for name, row in VARIANTS.items()
-                 if all(getattr(row, field) == getattr(config, field) for field in same)), "")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import containers, foreign, known, sidecar
+from vitkit.checkpoints import containers, external_configs, preprocessing_presets, sidecar
 from vitkit.checkpoints.dialects import DIALECTS, recognise, skeleton
 from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.rules import Dialect, check, complete_positions
@@ -26,9 +26,20 @@ log = logging.getLogger("vitkit")
 
 # What may be given to load: changes of the model, and facts about it that a file may not say.
 CHANGES = ("image_size", "num_channels", "num_classes", "pre_logits")
-FACTS = ("num_attention_heads", "layer_norm_eps", "hidden_act", "position_resize", "pool", "norm_after_pool",
-         "pad_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate",
-         "chunk_size_feed_forward", "initializer_range")
+FACTS = (
+    "num_attention_heads",
+    "layer_norm_eps",
+    "hidden_act",
+    "position_resize",
+    "pool",
+    "norm_after_pool",
+    "pad_input",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+    "chunk_size_feed_forward",
+    "initializer_range",
+)
 SPEC = ("mean", "std", "resize", "crop", "interpolation", "channels", "backend", "class_names")
 
 
@@ -41,7 +52,7 @@ class Checkpoint:
         dialect: how it is spelled.
         config: the model, with the user's changes.
         input_spec: what it expects to be fed.
-        state: tensors by the engine's names, fitting `config`.
+        state: tensors by the model's names, fitting `config`.
         tensors: number of tensors in the file.
         unused: names of tensors that are accounted for but not used.
         notes: what was assumed or changed, a sentence each.
@@ -59,9 +70,15 @@ class Checkpoint:
     extra: dict[str, str] = field(default_factory=dict)
 
 
-def load(source: str | Path, *, dialect: str | None = None, revision: str | None = None,
-         dtype: torch.dtype | str | None = None, device: torch.device | str | None = None,
-         **overrides: Any) -> ViT:
+def load(
+    source: str | Path,
+    *,
+    dialect: str | None = None,
+    revision: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    **overrides: Any,
+) -> ViT:
     """Load a model from a file, a folder or the hub, ready to predict (in eval mode).
 
     Args:
@@ -84,8 +101,9 @@ def load(source: str | Path, *, dialect: str | None = None, revision: str | None
     return build(checkpoint, dtype, device)
 
 
-def build(checkpoint: Checkpoint, dtype: torch.dtype | str | None = None,
-          device: torch.device | str | None = None) -> ViT:
+def build(
+    checkpoint: Checkpoint, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
+) -> ViT:
     """The model of an opened checkpoint; its parameters are the file's tensors, not copies of them."""
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
@@ -103,8 +121,9 @@ def build(checkpoint: Checkpoint, dtype: torch.dtype | str | None = None,
     return model.eval()
 
 
-def open_checkpoint(source: str | Path, *, dialect: str | None = None, revision: str | None = None,
-                    **overrides: Any) -> Checkpoint:
+def open_checkpoint(
+    source: str | Path, *, dialect: str | None = None, revision: str | None = None, **overrides: Any
+) -> Checkpoint:
     """Read a source and say what it holds; no model is built. The arguments are those of `load`."""
     config_overrides, spec_overrides = _split(overrides)
     row = pick(DIALECTS, dialect, "dialect") if dialect is not None else None
@@ -118,11 +137,15 @@ def open_checkpoint(source: str | Path, *, dialect: str | None = None, revision:
     state, hints, unused = row.read(tensors)
     del tensors
     if odd := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
-        raise TensorMismatch(f"Expected floating-point weights; {row.in_file(odd[0])!r} is {state[odd[0]].dtype}. "
-                             f"Quantized files are not read.")
+        raise TensorMismatch(
+            f"Expected floating-point weights; {row.in_file(odd[0])!r} is {state[odd[0]].dtype}. "
+            f"Quantized files are not read."
+        )
     if unused:
-        notes.append(f"{len(unused)} tensors belong to the file but not to the model and are not used: "
-                     f"{', '.join(unused[:4])}{', ...' if len(unused) > 4 else ''}.")
+        notes.append(
+            f"{len(unused)} tensors belong to the file but not to the model and are not used: "
+            f"{', '.join(unused[:4])}{', ...' if len(unused) > 4 else ''}."
+        )
 
     own_config, own_spec, extra = _own(files, row, metadata, notes)
     stated = hints | own_config
@@ -142,14 +165,17 @@ def _split(overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     known_names = (*CHANGES, *FACTS, *SPEC, "input_spec")
     for name in overrides:
         if name not in known_names:
-            raise ConfigError(f"load() has no argument {name!r}{nearest(name, list(known_names)) or '.'} It takes "
-                              f"{', '.join(known_names)}.")
+            raise ConfigError(
+                f"load() has no argument {name!r}{nearest(name, list(known_names)) or '.'} It takes "
+                f"{', '.join(known_names)}."
+            )
     config = {name: value for name, value in overrides.items() if name in CHANGES + FACTS}
     return config, {name: value for name, value in overrides.items() if name not in config}
 
 
-def _own(files: Files, row: Dialect, metadata: dict[str, str], notes: list[str]
-         ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _own(
+    files: Files, row: Dialect, metadata: dict[str, str], notes: list[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """What stands in the file or beside it: fields of ViTConfig, fields of InputSpec, free-form strings."""
     if "vitkit" in metadata:
         try:
@@ -164,9 +190,9 @@ def _own(files: Files, row: Dialect, metadata: dict[str, str], notes: list[str]
     if (found := sidecar.read(files.weights, notes)) is not None:
         config, spec = _fields(found[0]), found[1].to_dict()
     if files.config is not None:
-        fields, prepared = foreign.read_beside(files.config, files.preprocessor)
+        fields, prepared = external_configs.read_beside(files.config, files.preprocessor)
         config, spec = config | fields, spec | prepared
-    elif not config and not known.preprocessing(files.label, files.weights.name):
+    elif not config and not preprocessing_presets.preprocessing(files.label, files.weights.name):
         numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
         notes.append(f"Nothing beside the file says its numerics; {row.name}'s own are taken ({numerics}).")
     return config, spec, {}
@@ -180,7 +206,7 @@ def _changed(own: ViTConfig, given: dict[str, Any]) -> ViTConfig:
     """The file's configuration with the user's changes."""
     changes = dict(given)
     if changes.get("num_classes", own.num_classes) != own.num_classes:
-        changes.setdefault("pre_logits", False)       # fine-tuning replaces the whole head (section 3.1)
+        changes.setdefault("pre_logits", False)  # fine-tuning replaces the whole head (section 3.1)
     if changes.get("pre_logits") and not own.pre_logits:
         raise ConfigError("pre_logits=True asks for a layer that this file does not have.")
     if changes.get("pool") == "cls":
@@ -188,20 +214,30 @@ def _changed(own: ViTConfig, given: dict[str, Any]) -> ViTConfig:
     return dataclasses.replace(own, **changes)
 
 
-def _input_spec(files: Files, row: Dialect, own: ViTConfig, config: ViTConfig, stated: dict[str, Any],
-                given: dict[str, Any], changes: dict[str, Any], notes: list[str]) -> InputSpec:
+def _input_spec(
+    files: Files,
+    row: Dialect,
+    own: ViTConfig,
+    config: ViTConfig,
+    stated: dict[str, Any],
+    given: dict[str, Any],
+    changes: dict[str, Any],
+    notes: list[str],
+) -> InputSpec:
     """What the model expects to be fed: as stated, as known for this checkpoint, or as the dialect's library does."""
     if "input_spec" in given:
         spec: InputSpec = given["input_spec"]
         return spec.check(config)
     if "mean" not in stated:
-        public = known.preprocessing(files.label, files.weights.name)
-        default: dict[str, Any] = public.spec if public else known.DEFAULTS[row.name]
+        public = preprocessing_presets.preprocessing(files.label, files.weights.name)
+        default: dict[str, Any] = public.spec if public else preprocessing_presets.DEFAULTS[row.name]
         stated = {**default, **stated}
         if public is None and not {"mean", "std"} <= set(given):
-            notes.append(f"How its images were prepared is not known; {row.name}'s usual way is taken (mean "
-                         f"{_numbers(stated['mean'])}, std {_numbers(stated['std'])}). Give mean= and std= (--mean, "
-                         f"--std) if it was another: wrong ones cost much accuracy.")
+            notes.append(
+                f"How its images were prepared is not known; {row.name}'s usual way is taken (mean "
+                f"{_numbers(stated['mean'])}, std {_numbers(stated['std'])}). Give mean= and std= (--mean, "
+                f"--std) if it was another: wrong ones cost much accuracy."
+            )
     fields = {"size": config.image_hw, **stated}
     if own.grid != config.grid or "image_size" in changes:
         fields["size"] = config.image_hw
@@ -214,7 +250,7 @@ def _input_spec(files: Files, row: Dialect, own: ViTConfig, config: ViTConfig, s
             given[name] = (given[name],) * config.num_channels
     if given.get("resize") == "squash":
         given.setdefault("crop", 1.0)
-    return foreign.spec_of(config, fields | given).check(config)
+    return external_configs.spec_of(config, fields | given).check(config)
 
 
 def _numbers(values: Sequence[float]) -> str:

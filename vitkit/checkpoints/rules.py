@@ -1,4 +1,4 @@
-"""What a dialect is: a table of rules between the engine's tensors and the names and layouts of a file.
+"""What a dialect is: a table of rules between the model's tensors and the names and layouts of a file.
 
 Legend: D width, h heads, d = D / h, P patch side, C channels, i block. Every rule works in both directions, and every
 tensor is accounted for on both sides: what a file has and no rule takes is an error, unless the dialect names it.
@@ -36,7 +36,7 @@ class Form:
 
 
 def _stack_kernels(*qkv: Tensor) -> Tensor:
-    return torch.cat([kernel.flatten(1).T for kernel in qkv])                             # 3 x [D, h, d] -> [3 h d, D]
+    return torch.cat([kernel.flatten(1).T for kernel in qkv])  # 3 x [D, h, d] -> [3 h d, D]
 
 
 def _split_kernels(weight: Tensor, c: ViTConfig) -> list[Tensor]:
@@ -44,22 +44,26 @@ def _split_kernels(weight: Tensor, c: ViTConfig) -> list[Tensor]:
 
 
 SAME = Form(lambda t: t, lambda t, c: (t,))
-THREE = Form(lambda *qkv: torch.cat(qkv), lambda t, c: t.chunk(3))                        # q, k, v, each [h d, D]
-DENSE = Form(lambda kernel: kernel.T, lambda weight, c: (weight.T,))                      # [in, out] -> [out, in]
-CONV = Form(lambda k: k.permute(3, 2, 0, 1), lambda w, c: (w.permute(2, 3, 1, 0),))       # [P, P, C, D] -> [D, C, P, P]
+THREE = Form(lambda *qkv: torch.cat(qkv), lambda t, c: t.chunk(3))  # q, k, v, each [h d, D]
+DENSE = Form(lambda kernel: kernel.T, lambda weight, c: (weight.T,))  # [in, out] -> [out, in]
+CONV = Form(lambda k: k.permute(3, 2, 0, 1), lambda w, c: (w.permute(2, 3, 1, 0),))  # [P, P, C, D] -> [D, C, P, P]
 QKV_KERNEL = Form(_stack_kernels, _split_kernels)
-QKV_BIAS = Form(lambda *qkv: torch.cat([bias.flatten() for bias in qkv]),                 # 3 x [h, d] -> [3 h d]
-                lambda t, c: [part.unflatten(0, (-1, c.head_size)) for part in t.chunk(3)])
-OUT_KERNEL = Form(lambda kernel: kernel.flatten(0, 1).T,                                  # [h, d, D] -> [D, h d]
-                  lambda weight, c: (weight.T.unflatten(0, (-1, c.head_size)),))
+QKV_BIAS = Form(
+    lambda *qkv: torch.cat([bias.flatten() for bias in qkv]),  # 3 x [h, d] -> [3 h d]
+    lambda t, c: [part.unflatten(0, (-1, c.head_size)) for part in t.chunk(3)],
+)
+OUT_KERNEL = Form(
+    lambda kernel: kernel.flatten(0, 1).T,  # [h, d, D] -> [D, h d]
+    lambda weight, c: (weight.T.unflatten(0, (-1, c.head_size)),),
+)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of the engine, and where a file keeps it.
+    """One tensor of the model, and where a file keeps it.
 
     Args:
-        ours: name in the engine's state dict; `{i}` stands for the block.
+        ours: name in the model's state dict; `{i}` stands for the block.
         theirs: name or names in the file.
         form: how it lies there.
     """
@@ -81,8 +85,9 @@ def both(ours: str, theirs: str) -> tuple[Rule, ...]:
 
 def three(ours: str, *theirs: str) -> tuple[Rule, ...]:
     """The rules of the weight and bias of U_qkv in files that keep q, k and v apart."""
-    return tuple(Rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), THREE)
-                 for kind in ("weight", "bias"))
+    return tuple(
+        Rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), THREE) for kind in ("weight", "bias")
+    )
 
 
 # Tensors of architectures that are not the paper's, in any dialect: regular expression -> what it is.
@@ -113,7 +118,7 @@ class Dialect:
         respell: other spellings of this dialect, regular expression -> the table's spelling.
         prepare: reading: brings other structures of this dialect into the table's (names and shapes as in `rules`).
         finish: writing: what depends on more than one tensor.
-        hints: fields of ViTConfig that names and shapes give away and the engine's own tensors do not.
+        hints: fields of ViTConfig that names and shapes give away and the model's own tensors do not.
         unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
         refused: tensors of architectures that are not the paper's, regular expression -> what they are.
     """
@@ -153,28 +158,32 @@ class Dialect:
         return ours
 
     def read(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, Any], list[str]]:
-        """Translate a file's tensors into the engine's.
+        """Translate a file's tensors into the model's.
 
         Args:
             tensors: everything that the file holds.
 
         Returns:
-            The engine's tensors; fields of ViTConfig that the names give away; names of tensors that were accounted
+            The model's tensors; fields of ViTConfig that the names give away; names of tensors that were accounted
             for but are not used.
 
         Raises:
-            CannotExpress: the file holds an architecture that the engine does not have.
+            CannotExpress: the file holds an architecture that the model does not have.
             TensorMismatch: a tensor that no rule takes, or one of a shape that its rule cannot take.
         """
         for name in tensors:
             if what := _found(self.refused, name):
-                raise CannotExpress(f"This checkpoint has {what}, which vitkit does not run: tensor {name!r}. "
-                                    f"Use a checkpoint without it.")
+                raise CannotExpress(
+                    f"This checkpoint has {what}, which vitkit does not run: tensor {name!r}. "
+                    f"Use a checkpoint without it."
+                )
         spelled = {self.spelled(name): tensor for name, tensor in tensors.items()}
         if len(spelled) != len(tensors):
             names = [self.spelled(name) for name in tensors]
-            raise TensorMismatch(f"The file spells tensor {next(n for n in names if names.count(n) > 1)!r} twice; "
-                                 f"expected each tensor once.")
+            raise TensorMismatch(
+                f"The file spells tensor {next(n for n in names if names.count(n) > 1)!r} twice; "
+                f"expected each tensor once."
+            )
         hints, left = self.hints(spelled), self.prepare(spelled)
         found: Tensors = {}
         for rule in self.rules:
@@ -188,16 +197,20 @@ class Dialect:
                     found[rule.ours.replace("{i}", i)] = rule.form.read(*parts).contiguous()
                 except (RuntimeError, IndexError):
                     shapes = ", ".join(str(list(part.shape)) for part in parts)
-                    raise TensorMismatch(f"{_few(names)} of shape {shapes} cannot be read as "
-                                         f"{rule.ours.replace('{i}', i)!r} of this dialect ({self.name}).") from None
+                    raise TensorMismatch(
+                        f"{_few(names)} of shape {shapes} cannot be read as "
+                        f"{rule.ours.replace('{i}', i)!r} of this dialect ({self.name})."
+                    ) from None
         unused = [name for name in left if _found(self.unused, name)]
         if extra := [name for name in left if name not in unused]:
-            raise TensorMismatch(f"The file holds {len(extra)} tensors that the {self.name} dialect has no place for: "
-                                 f"{_few(extra)}. Remove them, or name the right dialect.")
+            raise TensorMismatch(
+                f"The file holds {len(extra)} tensors that the {self.name} dialect has no place for: "
+                f"{_few(extra)}. Remove them, or name the right dialect."
+            )
         return found, hints, unused
 
     def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> Tensors:
-        """Translate the engine's tensors into a file's; every one of them must have a rule."""
+        """Translate the model's tensors into a file's; every one of them must have a rule."""
         left, result = dict(state), Tensors()
         for rule in self.rules:
             for i in _blocks(rule.ours, left):
@@ -210,13 +223,13 @@ class Dialect:
 
 
 def complete_positions(state: Tensors, config: ViTConfig) -> None:
-    """Bring positions into the engine's form, in place: one row for the class token (if any), none for registers.
+    """Bring positions into the model's form, in place: one row for the class token (if any), none for registers.
 
     timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token); timm
     otherwise keeps rows for registers too, which here become part of the registers.
 
     Args:
-        state: tensors by the engine's names.
+        state: tensors by the model's names.
         config: the model they are for, with the image size of the file.
     """
     table, n = state.get("positions.table"), int(config.class_token)
@@ -231,10 +244,10 @@ def complete_positions(state: Tensors, config: ViTConfig) -> None:
 
 
 def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], dialect: Dialect) -> None:
-    """The engine's side of the account: nothing missing, nothing left over, every shape right.
+    """The model's side of the account: nothing missing, nothing left over, every shape right.
 
     Args:
-        state: tensors by the engine's names.
+        state: tensors by the model's names.
         expected: what the model has, and its shapes.
         dialect: whose spelling the messages use.
 
@@ -242,16 +255,22 @@ def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], diale
         TensorMismatch: names the tensors and both shapes.
     """
     if missing := [name for name in expected if name not in state]:
-        raise TensorMismatch(f"The file lacks {len(missing)} of the model's {len(expected)} tensors: "
-                             f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or of another "
-                             f"architecture than stated.")
+        raise TensorMismatch(
+            f"The file lacks {len(missing)} of the model's {len(expected)} tensors: "
+            f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or of another "
+            f"architecture than stated."
+        )
     if extra := [name for name in state if name not in expected]:
-        raise TensorMismatch(f"The file holds {len(extra)} tensors that the model as configured does not have: "
-                             f"{_few([dialect.in_file(name) for name in extra])}.")
+        raise TensorMismatch(
+            f"The file holds {len(extra)} tensors that the model as configured does not have: "
+            f"{_few([dialect.in_file(name) for name in extra])}."
+        )
     for name, shape in expected.items():
         if state[name].shape != shape:
-            raise TensorMismatch(f"Expected {dialect.in_file(name)!r} to give {list(shape)} ({name}); got "
-                                 f"{list(state[name].shape)}. The file and its configuration do not belong together.")
+            raise TensorMismatch(
+                f"Expected {dialect.in_file(name)!r} to give {list(shape)} ({name}); got "
+                f"{list(state[name].shape)}. The file and its configuration do not belong together."
+            )
 
 
 def _found(patterns: Mapping[str, str], name: str) -> str:

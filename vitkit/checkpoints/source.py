@@ -14,7 +14,7 @@ from vitkit.errors import UnreadableFile
 
 # What a folder of transformers or timm calls its weights, best first.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-RUN = ("best", "last", "ema")      # what a run folder calls its checkpoints; RUN@ema names one of them
+RUN = ("best", "last", "ema")  # what a run folder calls its checkpoints; RUN@ema names one of them
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
@@ -50,8 +50,10 @@ def find(source: str | Path, revision: str | None = None) -> Files:
     for finder in FINDERS.values():
         if (files := finder(str(source), revision)) is not None:
             return files
-    raise UnreadableFile(f"There is no file or folder {str(source)!r}, and it is no hub id "
-                         f"(owner/name, such as google/vit-base-patch16-224).")
+    raise UnreadableFile(
+        f"There is no file or folder {str(source)!r}, and it is no hub id "
+        f"(owner/name, such as google/vit-base-patch16-224)."
+    )
 
 
 def _file(source: str, revision: str | None) -> Files | None:
@@ -76,8 +78,9 @@ def run_weights(folder: Path, which: str = "") -> Path:
     for name in wanted:
         if name in there:
             return folder / f"{name}.safetensors"
-    raise UnreadableFile(f"The run {folder} has no {' or '.join(wanted)} weights; it has: "
-                         f"{', '.join(there) or 'none yet'}.")
+    raise UnreadableFile(
+        f"The run {folder} has no {' or '.join(wanted)} weights; it has: {', '.join(there) or 'none yet'}."
+    )
 
 
 def _run(source: str, revision: str | None) -> Files | None:
@@ -99,14 +102,16 @@ def _folder(source: str, revision: str | None) -> Files | None:
     if len(found) == 1:
         return beside(found[0], source)
     if found:
-        raise UnreadableFile(f"{source} holds several files of weights ({', '.join(f.name for f in found[:5])}); "
-                             f"name one of them.")
-    raise UnreadableFile(f"{source} holds no weights; expected one of {', '.join(WEIGHTS)} or one file "
-                         f"ending in {', '.join(SUFFIXES)}.")
+        raise UnreadableFile(
+            f"{source} holds several files of weights ({', '.join(f.name for f in found[:5])}); name one of them."
+        )
+    raise UnreadableFile(
+        f"{source} holds no weights; expected one of {', '.join(WEIGHTS)} or one file ending in {', '.join(SUFFIXES)}."
+    )
 
 
 def _hub(source: str, revision: str | None) -> Files | None:
-    if re.fullmatch(r"vit_\w+\.\w+", source):          # a timm name: its weights are on the hub under timm/
+    if re.fullmatch(r"vit_\w+\.\w+", source):  # a timm name: its weights are on the hub under timm/
         source = f"timm/{source}"
     name, _, pinned = source.partition("@")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).suffix in SUFFIXES:
@@ -131,7 +136,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     return values
 
 
-FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {      # tried in this order; None passes on
+FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {  # tried in this order; None passes on
     "file": _file,
     "run": _run,
     "folder": _folder,

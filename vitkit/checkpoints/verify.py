@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import containers, foreign
+from vitkit.checkpoints import containers, external_configs
 from vitkit.checkpoints.dialects import skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.errors import CannotExpress
@@ -28,7 +28,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.positions import RULES
 from vitkit.model.vit import ViT
 
-BAR = 5e-6        # of the largest logit: what float32 leaves between two orders of summation
+BAR = 5e-6  # of the largest logit: what float32 leaves between two orders of summation
 Peer = Callable[[Tensor], Tensor]
 
 
@@ -55,8 +55,9 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "equal" if self.equal else self.explanation or "DIFFERENT, and no known property explains it"
-        return (f"{self.library}, {self.images}: largest difference {self.difference:.1e} of the largest output: "
-                f"{verdict}")
+        return (
+            f"{self.library}, {self.images}: largest difference {self.difference:.1e} of the largest output: {verdict}"
+        )
 
 
 def _timm(checkpoint: Checkpoint) -> Any:
@@ -68,12 +69,23 @@ def _timm(checkpoint: Checkpoint) -> Any:
     raw = {} if google else containers.read(path)[0]
     reg = c.num_register_tokens
     model = timm.models.VisionTransformer(
-        img_size=c.image_hw, patch_size=c.patch_size, in_chans=c.num_channels, num_classes=c.num_classes,
-        embed_dim=c.hidden_size, depth=c.num_hidden_layers, num_heads=c.num_attention_heads,
-        mlp_ratio=c.intermediate_size / c.hidden_size, qkv_bias=c.qkv_bias, init_values=c.layer_scale,
-        class_token=c.class_token, reg_tokens=reg, global_pool="token" if c.pool == "cls" else "avg",
-        fc_norm=c.norm_after_pool, act_layer="gelu_tanh" if google else None,
-        no_embed_class=(not google and _no_class_row(raw, c)) or (checkpoint.dialect.name == "dinov2" and reg > 0))
+        img_size=c.image_hw,
+        patch_size=c.patch_size,
+        in_chans=c.num_channels,
+        num_classes=c.num_classes,
+        embed_dim=c.hidden_size,
+        depth=c.num_hidden_layers,
+        num_heads=c.num_attention_heads,
+        mlp_ratio=c.intermediate_size / c.hidden_size,
+        qkv_bias=c.qkv_bias,
+        init_values=c.layer_scale,
+        class_token=c.class_token,
+        reg_tokens=reg,
+        global_pool="token" if c.pool == "cls" else "avg",
+        fc_norm=c.norm_after_pool,
+        act_layer="gelu_tanh" if google else None,
+        no_embed_class=(not google and _no_class_row(raw, c)) or (checkpoint.dialect.name == "dinov2" and reg > 0),
+    )
     if google:
         model.load_pretrained(str(path))
     else:
@@ -94,13 +106,21 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     library, c, files = peer("transformers"), checkpoint.config, checkpoint.files
     library.utils.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
-    beside = files.config or foreign.write_config(c, checkpoint.input_spec, checkpoint.dialect.name)
-    kinds = {"vit": "ViTForImageClassification" if c.num_classes else "ViTModel", "dinov2": "Dinov2Model",
-             "dinov2_with_registers": "Dinov2WithRegistersModel"}
+    beside = files.config or external_configs.write_config(c, checkpoint.input_spec, checkpoint.dialect.name)
+    kinds = {
+        "vit": "ViTForImageClassification" if c.num_classes else "ViTModel",
+        "dinov2": "Dinov2Model",
+        "dinov2_with_registers": "Dinov2WithRegistersModel",
+    }
     config = library.AutoConfig.for_model(**{k: v for k, v in beside.items() if k != "vitkit"})
     pooler = {"add_pooling_layer": c.pre_logits} if kinds[beside["model_type"]] == "ViTModel" else {}
-    model = getattr(library, kinds[beside["model_type"]]).from_pretrained(
-        None, config=config, state_dict=containers.read(files.weights)[0], dtype=torch.float32, **pooler).eval()
+    model = (
+        getattr(library, kinds[beside["model_type"]])
+        .from_pretrained(
+            None, config=config, state_dict=containers.read(files.weights)[0], dtype=torch.float32, **pooler
+        )
+        .eval()
+    )
     resize = {"interpolate_pos_encoding": True} if beside["model_type"] == "vit" else {}
 
     def run(x: Tensor) -> Any:
@@ -114,15 +134,21 @@ def _torchvision(checkpoint: Checkpoint) -> Any:
     library, c = peer("torchvision"), checkpoint.config
     module = importlib.import_module("torchvision.models.vision_transformer")
     model = library.models.VisionTransformer(
-        image_size=c.image_hw[0], patch_size=c.patch_size, num_layers=c.num_hidden_layers,
-        num_heads=c.num_attention_heads, hidden_dim=c.hidden_size, mlp_dim=c.intermediate_size,
-        num_classes=c.num_classes, representation_size=c.hidden_size if c.pre_logits else None)
+        image_size=c.image_hw[0],
+        patch_size=c.patch_size,
+        num_layers=c.num_hidden_layers,
+        num_heads=c.num_attention_heads,
+        hidden_dim=c.hidden_size,
+        mlp_dim=c.intermediate_size,
+        num_classes=c.num_classes,
+        representation_size=c.hidden_size if c.pre_logits else None,
+    )
     raw = containers.read(checkpoint.files.weights)[0]
     model.load_state_dict(module.interpolate_embeddings(c.image_hw[0], c.patch_size, raw))
     return model.eval()
 
 
-PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {       # dialect -> library that reads it, and how
+PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {  # dialect -> library that reads it, and how
     "huggingface": ("transformers", _transformers),
     "timm": ("timm", _timm),
     "torchvision": ("torchvision", _torchvision),
@@ -130,7 +156,7 @@ PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {       # dialect -
     "dinov2": ("timm", _timm),
     "dinov2-hf": ("transformers", _transformers),
 }
-CANDIDATES: dict[str, tuple[Any, ...]] = {                           # what may explain a difference
+CANDIDATES: dict[str, tuple[Any, ...]] = {  # what may explain a difference
     "layer_norm_eps": (1e-6, 1e-12, 1e-5),
     "hidden_act": ("gelu", "gelu_tanh"),
     "position_resize": tuple(RULES),
@@ -139,7 +165,7 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {                           # what may 
 
 def peer(name: str) -> Any:
     """Import another library. Where torchvision's compiled operators do not load, its Python models still serve."""
-    if importlib.util.find_spec("torchvision") is not None:      # the others import it too
+    if importlib.util.find_spec("torchvision") is not None:  # the others import it too
         try:
             importlib.import_module("torchvision")
         except RuntimeError as error:
@@ -154,7 +180,7 @@ def peer(name: str) -> Any:
     return importlib.import_module(name)
 
 
-_KEPT: list[Any] = []      # a library's definitions live as long as it does
+_KEPT: list[Any] = []  # a library's definitions live as long as it does
 
 
 def noise(config: ViTConfig) -> Tensor:
@@ -169,8 +195,9 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 @torch.inference_mode()
-def compare(source: str | Path, model: ViT | None = None, photos: Tensor | None = None,
-            **overrides: Any) -> list[Comparison]:
+def compare(
+    source: str | Path, model: ViT | None = None, photos: Tensor | None = None, **overrides: Any
+) -> list[Comparison]:
     """Compare a file as its own library runs it with how vitkit runs it.
 
     Args:
@@ -207,7 +234,7 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tenso
     config, state = model.config, model.state_dict()
     for changes in _changes(config):
         table = state["positions.table"]
-        if "position_resize" in changes:       # matters only where positions were resized when they were loaded
+        if "position_resize" in changes:  # matters only where positions were resized when they were loaded
             table = open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]
             if torch.equal(table, state["positions.table"]):
                 continue
@@ -216,7 +243,8 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tenso
         if difference(other(x), outputs) <= BAR:
             return "explained by " + " and ".join(
                 f"{name}: the library computes with {value}, vitkit with {getattr(config, name)}"
-                for name, value in changes.items())
+                for name, value in changes.items()
+            )
     return ""
 
 

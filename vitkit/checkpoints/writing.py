@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitkit.checkpoints import containers, foreign, sidecar
+from vitkit.checkpoints import containers, external_configs, sidecar
 from vitkit.checkpoints.atomic import staging
 from vitkit.checkpoints.dialects import DIALECTS, to_dialect
 from vitkit.checkpoints.reading import load
@@ -38,16 +38,19 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
     config, spec = model.config, model.input_spec
     if row.suffixes == ("",):
         if path.suffix in containers.WRITERS or path.is_file():
-            raise OutputError(f"The {dialect} dialect is a folder with config.json beside the weights; got {path}. "
-                              f"Give the name of a folder.")
+            raise OutputError(
+                f"The {dialect} dialect is a folder with config.json beside the weights; got {path}. "
+                f"Give the name of a folder."
+            )
         with staging(path) as private:
             containers.write(tensors, private / "model.safetensors")
-            _write_json(private / "config.json", foreign.write_config(config, spec, dialect))
-            _write_json(private / "preprocessor_config.json", foreign.write_preprocessor(spec))
+            _write_json(private / "config.json", external_configs.write_config(config, spec, dialect))
+            _write_json(private / "preprocessor_config.json", external_configs.write_preprocessor(spec))
         return path / "model.safetensors"
     if path.suffix.lower() not in row.suffixes:
-        raise OutputError(f"The {dialect} dialect is written to a file ending in {' or '.join(row.suffixes)}; "
-                          f"got {str(path)!r}.")
+        raise OutputError(
+            f"The {dialect} dialect is written to a file ending in {' or '.join(row.suffixes)}; got {str(path)!r}."
+        )
     with staging(path.parent) as private:
         file = private / path.name
         if dialect == "native":

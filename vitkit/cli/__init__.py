@@ -89,12 +89,13 @@ def main() -> None:
         print("vitkit: stopped.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()     # the reader of our output has gone; nothing is left to say
+        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
         sys.exit(141)
 
 
-def _sentence(message: Warning | str, category: type[Warning], filename: str, lineno: int,
-              line: str | None = None) -> str:
+def _sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning of ours without the line of code that gave it; others' as ever."""
     ours = Path(filename).is_relative_to(Path(__file__).parent.parent)
     return f"vitkit: {message}\n" if ours else _format(message, category, filename, lineno, line)

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.inspect import numbers, size
+from vitkit.cli.options import parse_numbers, parse_size
 
 
 def convert(
     source: Annotated[str, typer.Argument(help="A file, a folder, or a hub id (google/vit-base-patch16-224).")],
     destination: Annotated[Path, typer.Argument(help="A file; for huggingface and dinov2-hf a folder.")],
-    to: Annotated[str, typer.Option("--to", help="native, huggingface, timm, torchvision, google, dinov2, dinov2-hf, "
-                                                 "course.")] = "native",
+    to: Annotated[
+        str, typer.Option("--to", help="native, huggingface, timm, torchvision, google, dinov2, dinov2-hf, course.")
+    ] = "native",
     verify: Annotated[bool, typer.Option("--verify", help="Compare with the libraries of the two files.")] = False,
     dialect: Annotated[str | None, typer.Option(help="How SRC is spelled, where its names do not tell.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
@@ -27,9 +28,15 @@ def convert(
     """Convert a checkpoint from any dialect to any other, with proof."""
     from vitkit import checkpoints
 
-    overrides = {"dialect": dialect, "revision": revision, "num_classes": num_classes, "mean": numbers(mean, "--mean"),
-                 "std": numbers(std, "--std"), "image_size": size(image_size),
-                 "num_attention_heads": num_attention_heads}
+    overrides = {
+        "dialect": dialect,
+        "revision": revision,
+        "num_classes": num_classes,
+        "mean": parse_numbers(mean, "--mean"),
+        "std": parse_numbers(std, "--std"),
+        "image_size": parse_size(image_size),
+        "num_attention_heads": num_attention_heads,
+    }
     model = checkpoints.convert(source, destination, to, **overrides)
     print(f"wrote {destination} ({to}, {sum(p.numel() for p in model.parameters()):,} parameters)")
     if not verify:

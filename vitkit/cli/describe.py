@@ -7,18 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-
-def image_size(text: str | None) -> int | tuple[int, int] | None:
-    """Parse `384` or `384x512` (height x width)."""
-    from vitkit.errors import InputError
-
-    if text is None:
-        return None
-    sides = text.lower().replace(",", "x").split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.strip().isdigit() for side in sides):
-        raise InputError(f"--image-size takes pixels or HEIGHTxWIDTH, such as 384 or 384x512; got {text!r}.")
-    numbers = [int(side) for side in sides]
-    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+from vitkit.cli.options import parse_size
 
 
 def describe(
@@ -35,21 +24,37 @@ def describe(
     from vitkit.model.config import variant
     from vitkit.model.count import flops, parameters
 
-    given: dict[str, Any] = {"image_size": image_size(size), "num_classes": num_classes, "num_channels": channels}
+    given: dict[str, Any] = {"image_size": parse_size(size), "num_classes": num_classes, "num_channels": channels}
     config = variant(model, **{name: value for name, value in given.items() if value is not None})
 
     from vitkit.explain.describe import describe as rows_of
+
     rows = [row for row in rows_of(config, batch) if depth is None or row.depth <= depth]
-    print_table(["module", "class", "input", "output", "parameters#", "trainable"],
-                [["  " * row.depth + (row.name.rpartition(".")[2] if not row.name.startswith("blocks.")
-                                      or row.depth > 2 else row.name) if row.name else model, row.kind,
-                  list(row.input), list(row.output), f"{row.parameters:,}" if row.parameters else "-",
-                  {True: "yes", False: "no", None: "-"}[row.trainable]] for row in rows])
-    print(f"{parameters(config):,} parameters ({parameters(config) * 4 / 2**20:,.0f} MiB in fp32), "
-          f"{flops(config) / 1e9:,.1f} GFLOPs an image of {config.image_hw[0]} x {config.image_hw[1]}.")
+    print_table(
+        ["module", "class", "input", "output", "parameters#", "trainable"],
+        [
+            [
+                "  " * row.depth
+                + (row.name.rpartition(".")[2] if not row.name.startswith("blocks.") or row.depth > 2 else row.name)
+                if row.name
+                else model,
+                row.kind,
+                list(row.input),
+                list(row.output),
+                f"{row.parameters:,}" if row.parameters else "-",
+                {True: "yes", False: "no", None: "-"}[row.trainable],
+            ]
+            for row in rows
+        ],
+    )
+    print(
+        f"{parameters(config):,} parameters ({parameters(config) * 4 / 2**20:,.0f} MiB in fp32), "
+        f"{flops(config) / 1e9:,.1f} GFLOPs an image of {config.image_hw[0]} x {config.image_hw[1]}."
+    )
     if draw is not None:
         from vitkit.errors import OutputError
         from vitkit.explain.diagram import DIAGRAMS
+
         try:
             draw.mkdir(parents=True, exist_ok=True)
             for name, diagram in DIAGRAMS.items():
@@ -57,5 +62,7 @@ def describe(
                 path.write_text(diagram(config), encoding="utf-8")
                 print(f"wrote {path}")
         except OSError as error:
-            raise OutputError(f"Expected a folder that can be written to; {draw} cannot ({error.strerror}). "
-                              f"Choose another with --draw.") from error
+            raise OutputError(
+                f"Expected a folder that can be written to; {draw} cannot ({error.strerror}). "
+                f"Choose another with --draw."
+            ) from error

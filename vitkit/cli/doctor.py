@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitkit.cli.options import progress_bar
+
 if TYPE_CHECKING:
     from vitkit.data.doctor import Finding, Report
 
-SHOWN = 20      # notes and duplicates that are listed; --json lists all
+SHOWN = 20  # notes and duplicates that are listed; --json lists all
 
 
 def doctor(
@@ -28,7 +27,7 @@ def doctor(
     """
     from vitkit.data.doctor import examine, move_aside
 
-    with progress("decoding") as tell:
+    with progress_bar("decoding") as tell:
         report = examine(data, workers=workers, progress=tell)
     aside = move_aside(report) if fix else None
     if as_json:
@@ -41,33 +40,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Tell how far a count has come: a bar on a terminal, else a line every tenth; on standard error.
-
-    Args:
-        what: the word before it.
-    """
-    if not sys.stderr.isatty():
-        told = 0
-
-        def line(done: int, total: int) -> None:
-            nonlocal told
-            if done * 10 // total > told:
-                told = done * 10 // total
-                print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def show(report: Report) -> None:
     """Print a report for people.
 
@@ -78,10 +50,12 @@ def show(report: Report) -> None:
 
     classes = list(dict.fromkeys(name for counts in report.classes.values() for name in counts))
     largest = max(classes, key=lambda n: max(counts.get(n, 0) for counts in report.classes.values()), default="")
-    shown = classes if len(classes) <= SHOWN else [*classes[:SHOWN - 1], largest]
-    print_table(["class", *(f"{split}#" for split in report.images)],
-                [[name, *(counts.get(name, 0) for counts in report.classes.values())] for name in dict.fromkeys(shown)]
-                + [["all", *report.images.values()]])
+    shown = classes if len(classes) <= SHOWN else [*classes[: SHOWN - 1], largest]
+    print_table(
+        ["class", *(f"{split}#" for split in report.images)],
+        [[name, *(counts.get(name, 0) for counts in report.classes.values())] for name in dict.fromkeys(shown)]
+        + [["all", *report.images.values()]],
+    )
     if len(classes) > SHOWN:
         print(f"({len(classes)} classes; the first ones and the largest are shown)")
     if report.imbalance is None:
@@ -103,8 +77,11 @@ def show(report: Report) -> None:
     else:
         print("\nNo image is there twice.")
     if report.bad:
-        _list(f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
-              report.bad, len(report.bad))
+        _list(
+            f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
+            report.bad,
+            len(report.bad),
+        )
     else:
         print(f"Every one of {sum(report.images.values())} images can be read ({report.seconds:.1f} s).")
 

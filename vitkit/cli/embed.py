@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.weights import (
+from vitkit.cli.options import (
     BadImages,
     BatchSize,
     Cache,
@@ -42,40 +42,71 @@ def embed(
     image_size: ImageSize = None,
 ) -> None:
     """Compute the features of a data set once, and keep them; what is there already is not computed again."""
-    from vitkit.cli import weights as common
-    from vitkit.engine import Engine
+    from vitkit.cli import options as common
     from vitkit.features.choice import choose
     from vitkit.features.export import check
     from vitkit.jobs import embed as job
+    from vitkit.runtime import Runtime
 
     if out is not None:
         check(out)
     sources = job.parts_of(data, split)
-    engine = Engine(device, precision)
-    model = common.load(weights, engine, mean, std, image_size)
+    runtime = Runtime(device, precision)
+    model = common.load(weights, runtime, mean, std, image_size)
     choice = choose(features, model.config)
     kept = job.open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
-    with common.counting("embedding", sum(map(len, sources.values())), show=engine.main) as tick:
-        found = job.embed(model, sources, kept, features=features, out=out, batch_size=batch_size, workers=workers,
-                          engine=engine, progress=tick, bad_images=bad_images)  # type: ignore[arg-type]
+    with common.counting("embedding", sum(map(len, sources.values())), show=runtime.main) as tick:
+        found = job.embed(
+            model,
+            sources,
+            kept,
+            features=features,
+            out=out,
+            batch_size=batch_size,
+            workers=workers,
+            runtime=runtime,
+            progress=tick,
+            bad_images=bad_images,  # type: ignore[arg-type]
+        )
     skipped = [pair for filled in found.parts.values() for pair in filled.skipped]
-    if engine.main:
-        parts = {name: {"images": int(filled.readable.sum()), "computed": filled.computed, "reused": filled.reused,
-                        "seconds": round(filled.seconds, 3)} for name, filled in found.parts.items()}
+    if runtime.main:
+        parts = {
+            name: {
+                "images": int(filled.readable.sum()),
+                "computed": filled.computed,
+                "reused": filled.reused,
+                "seconds": round(filled.seconds, 3),
+            }
+            for name, filled in found.parts.items()
+        }
         if as_json:
-            print(json.dumps({"weights": weights, "data": data, "features": choice.name, "width": choice.width,
-                              "cache": str(kept.path), "out": str(out) if out else None, "parts": parts,
-                              "skipped": [{"image": name, "why": why} for name, why in skipped]}, indent=1))
+            print(
+                json.dumps(
+                    {
+                        "weights": weights,
+                        "data": data,
+                        "features": choice.name,
+                        "width": choice.width,
+                        "cache": str(kept.path),
+                        "out": str(out) if out else None,
+                        "parts": parts,
+                        "skipped": [{"image": name, "why": why} for name, why in skipped],
+                    },
+                    indent=1,
+                )
+            )
         else:
             for name, part in parts.items():
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
-                print(f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
-                      f"{part['seconds']:.2f} s{rate}")
+                print(
+                    f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
+                    f"{part['seconds']:.2f} s{rate}"
+                )
             print(f"feature {choice.name}, {choice.width} numbers an image, in {kept.path}")
             if out is not None:
                 print(f"wrote {out}")
         for _, why in skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
-    engine.close()
+    runtime.close()
     if skipped:
         raise typer.Exit(1)

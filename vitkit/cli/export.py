@@ -8,19 +8,29 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.weights import BadImages, BatchSize, ImageSize, Mean, Std, Weights, Workers
+from vitkit.cli.options import BadImages, BatchSize, ImageSize, Mean, Std, Weights, Workers
 
 
 def export(
     weights: Weights,
     to: Annotated[str, typer.Option("--to", help="onnx, openvino or openvino-int8.")],
     out: Annotated[Path | None, typer.Option("--out", help="The file; in the run, or here, when not given.")] = None,
-    images: Annotated[str | None, typer.Option("--images", help="Your images, with classes or without: int8 is "
-                                               "calibrated on some and reported on others. A run's own data when not "
-                                               "given.")] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            "--images",
+            help="Your images, with classes or without: int8 is "
+            "calibrated on some and reported on others. A run's own data when not "
+            "given.",
+        ),
+    ] = None,
     split: Annotated[str | None, typer.Option("--split", help="Part of the images to report on.")] = None,
-    merge: Annotated[int, typer.Option("--merge", min=0, help="Tokens to merge in each block: faster, less exact; the "
-                                                              "report says how much.")] = 0,
+    merge: Annotated[
+        int,
+        typer.Option(
+            "--merge", min=0, help="Tokens to merge in each block: faster, less exact; the report says how much."
+        ),
+    ] = 0,
     calibrate: Annotated[int, typer.Option("--calibrate", min=1, help="Images to calibrate int8 on.")] = 128,
     report: Annotated[int, typer.Option("--report", min=1, help="Images to compare with the plain model on.")] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -39,23 +49,34 @@ def export(
     from vitkit.speed.exported import EXPORTS
 
     row = pick(EXPORTS, to, "export")
-    from vitkit.cli import weights as common
-    from vitkit.engine import Engine
+    from vitkit.cli import options as common
     from vitkit.jobs import export as job
+    from vitkit.runtime import Runtime
 
-    model = common.load(weights, Engine("cpu"), mean, std, image_size)
+    model = common.load(weights, Runtime("cpu"), mean, std, image_size)
     shown = job.images_for(images, weights, model, calibrate if row.calibrates else 0, report, split)
     total = 0 if shown.report is None else 2 * len(shown.report)
     with common.counting("comparing", total, show=bool(total)) as tick:
-        done = job.export_file(model, to, out or job.default_place(weights, to, merge), shown, merge=merge,
-                               source=weights, batch_size=batch_size, workers=workers, progress=tick,
-                               bad_images=bad_images)  # type: ignore[arg-type]
+        done = job.export_file(
+            model,
+            to,
+            out or job.default_place(weights, to, merge),
+            shown,
+            merge=merge,
+            source=weights,
+            batch_size=batch_size,
+            workers=workers,
+            progress=tick,
+            bad_images=bad_images,  # type: ignore[arg-type]
+        )
     if as_json:
         print(json.dumps(done.to_dict(), indent=1))
     else:
-        print(f"wrote {done.path}: {done.megabytes:.1f} MB, {done.seconds:.0f} s"
-              + (f", calibrated on {done.calibrated} images" if done.calibrated else "")
-              + (", any image size" if done.card.any_size else ""))
+        print(
+            f"wrote {done.path}: {done.megabytes:.1f} MB, {done.seconds:.0f} s"
+            + (f", calibrated on {done.calibrated} images" if done.calibrated else "")
+            + (", any image size" if done.card.any_size else "")
+        )
         print(f"on {done.on}:")
         for line in done.report.sentences():
             print(f"  {line}")

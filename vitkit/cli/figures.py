@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.weights import Device, ImageSize, Mean, Std
+from vitkit.cli.options import Device, ImageSize, Mean, Std
 
 
 def figures(
-    weights: Annotated[str | None, typer.Argument(help="Weights: a run folder, a file, or a hub id.",
-                                                  metavar="RUN|WEIGHTS")] = None,
-    images: Annotated[str | None, typer.Option(
-        "--images", help="A data set, a folder or a pattern; two sample photos when not given.")] = None,
+    weights: Annotated[
+        str | None, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option("--images", help="A data set, a folder or a pattern; two sample photos when not given."),
+    ] = None,
     count: Annotated[int, typer.Option("--count", help="Images that are looked at, spread over the data.")] = 128,
     only: Annotated[list[str] | None, typer.Option("--only", help="A figure by name; repeatable. See --list.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder.")] = Path("figures"),
@@ -36,13 +39,13 @@ def figures(
         raise InputError("Give a run, a file of weights or a hub id to draw figures of, or --list.")
     for name in only or ():
         pick(PLOTS, name, "plot")
-    from vitkit.cli import weights as common
-    from vitkit.engine import Engine
+    from vitkit.cli import options as common
     from vitkit.jobs.figures import figures as run
     from vitkit.jobs.figures import some_images
+    from vitkit.runtime import Runtime
 
     found = some_images(images, count)
-    model = common.load(weights, Engine(device, "fp32"), mean, std, image_size)
+    model = common.load(weights, Runtime(device, "fp32"), mean, std, image_size)
     if images is None:
         print("no --images: two sample photos are looked at; mean attention distance wants about 128")
     for name, files in run(model, found, out, only=only):

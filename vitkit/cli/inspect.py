@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vitkit.cli.options import parse_size
+
 
 def inspect(
     source: Annotated[str, typer.Argument(help="A file, a folder, or a hub id (google/vit-base-patch16-224).")],
@@ -19,8 +21,13 @@ def inspect(
     """Say what a checkpoint is: dialect, variant, tensors, numerics, preprocessing, classes, sha256."""
     from vitkit import checkpoints
 
-    found = checkpoints.inspect(source, dialect=dialect, revision=revision, image_size=size(image_size),
-                                num_attention_heads=num_attention_heads)
+    found = checkpoints.inspect(
+        source,
+        dialect=dialect,
+        revision=revision,
+        image_size=parse_size(image_size),
+        num_attention_heads=num_attention_heads,
+    )
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -32,8 +39,8 @@ def inspect(
         "dialect": found["dialect"],
         "variant": found["variant"] or "none of Table 1",
         "shape": f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, MLP "
-                 f"{config['intermediate_size']}, {config['num_attention_heads']} heads, patch {config['patch_size']}, "
-                 f"image {config['image_size']}",
+        f"{config['intermediate_size']}, {config['num_attention_heads']} heads, patch {config['patch_size']}, "
+        f"image {config['image_size']}",
         "tensors": f"{found['tensors']}, {found['parameters']:,} parameters, {found['dtype']}{unused}",
         "numerics": ", ".join(f"{name} {value}" for name, value in numerics.items()),
         "input": ", ".join(f"{name} {value}" for name, value in spec.items()),
@@ -44,30 +51,3 @@ def inspect(
         print(f"{name:<9} {value}")
     for note in found["notes"]:
         print(f"note      {note}")
-
-
-def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """Parse "0.5" or "0.485,0.456,0.406"."""
-    from vitkit.errors import ConfigError
-
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} must be numbers with commas between them; got {text!r}.") from None
-
-
-def size(text: str | None) -> int | tuple[int, int] | None:
-    """Parse "224" or "224x160" (height x width)."""
-    from vitkit.errors import ConfigError
-
-    if text is None:
-        return None
-    try:
-        sides = [int(side) for side in text.lower().split("x")]
-    except ValueError:
-        sides = []
-    if len(sides) not in (1, 2):
-        raise ConfigError(f"--image-size must be a number of pixels or HEIGHTxWIDTH; got {text!r}.")
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])

@@ -8,20 +8,43 @@ from typing import Annotated
 import typer
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-           ) -> None:
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
     """List the model variants with their sizes and the arithmetic of one image."""
     from vitkit.cli.text import print_table
     from vitkit.model.config import VARIANTS
     from vitkit.model.count import flops, parameters
 
-    rows = {name: {"layers": c.num_hidden_layers, "width": c.hidden_size, "mlp": c.intermediate_size,
-                   "heads": c.num_attention_heads, "patch": c.patch_size, "parameters": parameters(c),
-                   "flops": flops(c)} for name, c in VARIANTS.items()}
+    rows = {
+        name: {
+            "layers": c.num_hidden_layers,
+            "width": c.hidden_size,
+            "mlp": c.intermediate_size,
+            "heads": c.num_attention_heads,
+            "patch": c.patch_size,
+            "parameters": parameters(c),
+            "flops": flops(c),
+        }
+        for name, c in VARIANTS.items()
+    }
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    print_table(["variant", "layers#", "width#", "MLP#", "heads#", "patch#", "parameters#", "GFLOPs#"],
-                [[name, row["layers"], row["width"], row["mlp"], row["heads"], row["patch"],
-                  f"{row['parameters']:,}", f"{row['flops'] / 1e9:,.1f}"] for name, row in rows.items()])
+    print_table(
+        ["variant", "layers#", "width#", "MLP#", "heads#", "patch#", "parameters#", "GFLOPs#"],
+        [
+            [
+                name,
+                row["layers"],
+                row["width"],
+                row["mlp"],
+                row["heads"],
+                row["patch"],
+                f"{row['parameters']:,}",
+                f"{row['flops'] / 1e9:,.1f}",
+            ]
+            for name, row in rows.items()
+        ],
+    )
     print("At 224 px with 1000 classes; a GFLOP is a billion operations, two for each multiply-add of one image.")

@@ -18,15 +18,16 @@ def patches(
     out: Annotated[Path, typer.Option("--out", help="Folder.")] = Path("patches"),
 ) -> None:
     """Draw an image, its patches, their embedding and the sequence, each with its shape."""
-    from vitkit.cli.describe import image_size as parse_size
+    from vitkit.cli.options import parse_size
     from vitkit.model.config import variant
 
     size = parse_size(image_size)
-    variant(model)      # a wrong name is told before torch is imported
+    variant(model)  # a wrong name is told before torch is imported
     from vitkit.jobs.patches import patches as run
 
-    files, shapes, trained = run(image, out, model=model, weights=weights, image_size=size, patch_size=patch_size,
-                                 seed=seed)
+    files, shapes, trained = run(
+        image, out, model=model, weights=weights, image_size=size, patch_size=patch_size, seed=seed
+    )
     for name, shape in shapes.items():
         print(f"{name:10} {list(shape)}")
     for file in files:

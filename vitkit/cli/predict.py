@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.weights import BatchSize, Device, ImageSize, Mean, Std, Weights, Workers
+from vitkit.cli.options import BatchSize, Device, ImageSize, Mean, Std, Weights, Workers
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 def predict(
     weights: Weights,
-    images: Annotated[list[str], typer.Argument(help="Images, folders or patterns; - reads one image, or a list of "
-                                                     "files, from standard input.", metavar="IMAGE|FOLDER|GLOB|-")],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images, folders or patterns; - reads one image, or a list of files, from standard input.",
+            metavar="IMAGE|FOLDER|GLOB|-",
+        ),
+    ],
     top: Annotated[int, typer.Option("--top", min=1, help="Classes for each image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated lines, one for each class.")] = False,
@@ -35,12 +40,12 @@ def predict(
 
     if as_json and as_csv:
         raise ConfigError("Give --json or --csv, not both.")
-    from vitkit.cli import weights as common
-    from vitkit.engine import Engine
+    from vitkit.cli import options as common
     from vitkit.evaluation.predict import Images, predictions
+    from vitkit.runtime import Runtime
 
     source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
-    model = common.predictor(weights, Engine(device), mean, std, image_size)
+    model = common.predictor(weights, Runtime(device), mean, std, image_size)
     skipped: list[tuple[str, str]] = []
 
     def on_bad(name: str, why: str) -> None:
@@ -49,24 +54,41 @@ def predict(
 
     kept: list[dict[str, object]] = []
     lines = csv.writer(sys.stdout, lineterminator="\n")
-    few = len(source) <= batch_size         # so few need neither worker processes nor a bar
-    watched = sys.stdout.isatty() and not as_json       # lines that are seen as they come need no bar
+    few = len(source) <= batch_size  # so few need neither worker processes nor a bar
+    watched = sys.stdout.isatty() and not as_json  # lines that are seen as they come need no bar
     with common.counting("predicting", len(source), show=not few and not watched) as tick:
         if as_csv:
             lines.writerow(("image", "rank", "class", "index", "probability"))
-        for found in predictions(model, source, top=top, batch_size=batch_size, bad_images="skip", on_bad=on_bad,
-                                 workers=0 if few and workers is None else workers):
+        for found in predictions(
+            model,
+            source,
+            top=top,
+            batch_size=batch_size,
+            bad_images="skip",
+            on_bad=on_bad,
+            workers=0 if few and workers is None else workers,
+        ):
             tick(1)
             if as_json:
                 kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses]})
             elif as_csv:
-                lines.writerows((found.image, rank, g.name, g.index, f"{g.probability:.6f}")
-                                for rank, g in enumerate(found.guesses, 1))
+                lines.writerows(
+                    (found.image, rank, g.name, g.index, f"{g.probability:.6f}")
+                    for rank, g in enumerate(found.guesses, 1)
+                )
             else:
                 show(found)
     if as_json:
-        print(json.dumps({"weights": weights, "predictions": kept,
-                          "skipped": [{"image": name, "why": why} for name, why in skipped]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "weights": weights,
+                    "predictions": kept,
+                    "skipped": [{"image": name, "why": why} for name, why in skipped],
+                },
+                indent=1,
+            )
+        )
     if skipped:
         print(f"vitkit: {len(skipped)} of {len(source)} images could not be read.", file=sys.stderr)
         raise typer.Exit(1)

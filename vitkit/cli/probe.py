@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.weights import (
+from vitkit.cli.options import (
     BadImages,
     BatchSize,
     Cache,
@@ -31,12 +31,20 @@ def probe(
     data: Annotated[str, typer.Argument(help="A folder, a .csv, .parquet or .tar file, or kind:place.")],
     weights: From,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
-    method: Annotated[str, typer.Option("--method", help="logistic, sgd (many images or classes), ridge (the paper's "
-                      "few-shot regression), knn; several with commas: the first is saved.")] = "logistic",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="logistic, sgd (many images or classes), ridge (the paper's "
+            "few-shot regression), knn; several with commas: the first is saved.",
+        ),
+    ] = "logistic",
     features: Features = None,
     cache: Cache = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="C of logistic regression; chosen by "
-                                                                      "cross-validation when not given.")] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option("--strength", help="C of logistic regression; chosen by cross-validation when not given."),
+    ] = None,
     folds: Annotated[int, typer.Option("--folds", help="Of the cross-validation.")] = 5,
     seed: Annotated[int, typer.Option("--seed", help="Of folds, orders and held-out parts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -51,38 +59,61 @@ def probe(
     image_size: ImageSize = None,
 ) -> None:
     """Fit a classifier to frozen features: one pass of the backbone, none where the cache has them already."""
-    from vitkit.cli import weights as common
-    from vitkit.engine import Engine
+    from vitkit.cli import options as common
     from vitkit.features.probe import Options, several
     from vitkit.jobs import embed
     from vitkit.jobs import probe as job
-    from vitkit.training.run import RunFolder
+    from vitkit.runtime import Runtime
+    from vitkit.training.run_folder import RunFolder
 
     options, methods = Options(folds=folds, strength=strength, seed=seed), several(method)
     RunFolder.check_place(out)
     parts = job.parts_of(data, seed)
-    engine = Engine(device, precision)
-    model = common.load(weights, engine, mean, std, image_size)
+    runtime = Runtime(device, precision)
+    model = common.load(weights, runtime, mean, std, image_size)
     kept = embed.open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
-    with common.counting("embedding", len(parts.train) + len(parts.held), show=engine.main) as tick:
-        found = job.probe(model, data, out, kept, methods=methods, options=options, features=features, weights=weights,
-                          batch_size=batch_size, workers=workers, engine=engine, progress=tick, parts=parts,
-                          bad_images=bad_images)  # type: ignore[arg-type]
+    with common.counting("embedding", len(parts.train) + len(parts.held), show=runtime.main) as tick:
+        found = job.probe(
+            model,
+            data,
+            out,
+            kept,
+            methods=methods,
+            options=options,
+            features=features,
+            weights=weights,
+            batch_size=batch_size,
+            workers=workers,
+            runtime=runtime,
+            progress=tick,
+            parts=parts,
+            bad_images=bad_images,  # type: ignore[arg-type]
+        )
     skipped = (*found.train.skipped, *found.held.skipped)
-    if engine.main:
+    if runtime.main:
         if as_json:
-            print(json.dumps(found.evaluation.to_dict() | {
-                "run": str(found.run.path), "features": found.train.choice.name, "work_seconds": found.seconds["work"],
-                "computed": found.train.computed + found.held.computed,
-                "methods": [result.to_dict() for result in found.results]}, indent=1))
+            print(
+                json.dumps(
+                    found.evaluation.to_dict()
+                    | {
+                        "run": str(found.run.path),
+                        "features": found.train.choice.name,
+                        "work_seconds": found.seconds["work"],
+                        "computed": found.train.computed + found.held.computed,
+                        "methods": [result.to_dict() for result in found.results],
+                    },
+                    indent=1,
+                )
+            )
         else:
             show(found, data)
         if report:
             from vitkit.jobs.report import after
+
             print(after(found.run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
-    engine.close()
+    runtime.close()
     if skipped:
         raise typer.Exit(1)
 
@@ -97,24 +128,38 @@ def show(found: Probe, data: str) -> None:
     from vitkit.cli.text import print_table
 
     m, train, held = found.evaluation.measures, found.train, found.held
-    print(f"{len(train.source)} images to fit to, {m.n} to judge on ({found.evaluation.part}); feature "
-          f"{train.choice.name}: {train.computed + held.computed} computed, {train.reused + held.reused} from the "
-          f"cache, {found.seconds['embed']:.2f} s")
-    print_table(["method", "top-1#", "right#", "chosen on train alone", "seconds#"],
-                [[r.fitted.method, f"{r.top1:.4f}", f"{r.correct} of {m.n}",
-                  ", ".join(f"{k} {v:g}" for k, v in r.fitted.chosen.items() if isinstance(v, int | float)),
-                  f"{r.seconds:.2f}"] for r in found.results])
+    print(
+        f"{len(train.source)} images to fit to, {m.n} to judge on ({found.evaluation.part}); feature "
+        f"{train.choice.name}: {train.computed + held.computed} computed, {train.reused + held.reused} from the "
+        f"cache, {found.seconds['embed']:.2f} s"
+    )
+    print_table(
+        ["method", "top-1#", "right#", "chosen on train alone", "seconds#"],
+        [
+            [
+                r.fitted.method,
+                f"{r.top1:.4f}",
+                f"{r.correct} of {m.n}",
+                ", ".join(f"{k} {v:g}" for k, v in r.fitted.chosen.items() if isinstance(v, int | float)),
+                f"{r.seconds:.2f}",
+            ]
+            for r in found.results
+        ],
+    )
     for result in found.results:
         for row in result.more.get("few_shot", ()):
-            print(f"  ridge, {row['shots']} images a class: {row['mean']:.4f} "
-                  f"({', '.join(f'{a:.4f}' for a in row['accuracies'])})")
+            print(
+                f"  ridge, {row['shots']} images a class: {row['mean']:.4f} "
+                f"({', '.join(f'{a:.4f}' for a in row['accuracies'])})"
+            )
         for row in result.more.get("neighbours", ()):
             print(f"  k-NN, k = {row['k']}: {row['top1']:.4f}")
         for note in result.fitted.notes:
             print(f"note: {note}")
     first = found.results[0]
-    print(f"saved: {first.fitted.method}, top-1 {m.top1:.4f}, 95% between {m.ci95[0]:.4f} and {m.ci95[1]:.4f}, "
-          f"ECE {m.ece:.4f}")
+    print(
+        f"saved: {first.fitted.method}, top-1 {m.top1:.4f}, 95% between {m.ci95[0]:.4f} and {m.ci95[1]:.4f}, "
+        f"ECE {m.ece:.4f}"
+    )
     print(f"{found.seconds['work']:.2f} s of work after imports")
-    print(f"wrote {found.run.path}\nnext: vitkit eval {found.run.path} {data}    "
-          f"vitkit predict {found.run.path} IMAGE")
+    print(f"wrote {found.run.path}\nnext: vitkit eval {found.run.path} {data}    vitkit predict {found.run.path} IMAGE")

@@ -29,7 +29,18 @@ def recipes(
         return
     print_table(
         ["recipe", "for", "length", "batch#", "lr#", "decay", "weight decay#", "source", "what to expect"],
-        [(key, ", ".join(r.models) or ("its own" if r.config else "any"),
-          f"{r.epochs:g} epochs" if r.epochs is not None else f"{r.steps:,} steps", r.batch_size,
-          "/".join(f"{lr:g}" for lr in r.lr_choices) or f"{r.lr:g}", r.decay, f"{r.weight_decay:g}", r.source, r.expect)
-         for key, r in RECIPES.items()])
+        [
+            (
+                key,
+                ", ".join(r.models) or ("its own" if r.config else "any"),
+                f"{r.epochs:g} epochs" if r.epochs is not None else f"{r.steps:,} steps",
+                r.batch_size,
+                "/".join(f"{lr:g}" for lr in r.lr_choices) or f"{r.lr:g}",
+                r.decay,
+                f"{r.weight_decay:g}",
+                r.source,
+                r.expect,
+            )
+            for key, r in RECIPES.items()
+        ],
+    )

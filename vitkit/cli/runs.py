@@ -17,20 +17,35 @@ def runs(
 ) -> None:
     """List the runs under a folder, with what they reached."""
     from vitkit.cli.text import print_table
-    from vitkit.jobs.runs import list_runs
+    from vitkit.jobs.listing import list_runs
 
     found = list_runs(folder)
     if as_json:
         print(json.dumps([{**asdict(row), "path": str(row.path)} for row in found], indent=1))
         return
-    print_table(["run", "kind", "recipe", "model", "steps#", "loss#", "last#", "best#", "seconds#", "started"],
-                [(row.path, row.kind, row.recipe, row.model,
-                  f"{row.step:,}/{row.total:,}" if row.total is not None else "-", number(row.loss), share(row.top1),
-                  share(row.best), f"{row.seconds:,.0f}", row.created) for row in found])
+    print_table(
+        ["run", "kind", "recipe", "model", "steps#", "loss#", "last#", "best#", "seconds#", "started"],
+        [
+            (
+                row.path,
+                row.kind,
+                row.recipe,
+                row.model,
+                f"{row.step:,}/{row.total:,}" if row.total is not None else "-",
+                number(row.loss),
+                share(row.top1),
+                share(row.best),
+                f"{row.seconds:,.0f}",
+                row.created,
+            )
+            for row in found
+        ],
+    )
     if not found:
         print(f"no runs in {folder}")
     elif html is not None:
         from vitkit.jobs.report import compare
+
         print(f"wrote {compare(folder, html)}")
 
 
@@ -41,7 +56,7 @@ def diff(
 ) -> None:
     """Compare two runs: settings, metrics, weights. Exit code 1 when they differ in what came out."""
     from vitkit.cli.text import print_table
-    from vitkit.jobs.runs import diff as compare
+    from vitkit.jobs.listing import diff as compare
 
     found = compare(first, second)
     if as_json:
@@ -57,8 +72,16 @@ def diff(
             for line in found.metrics:
                 print(f"  {json.dumps(line)}")
         for which, distance in found.weights.items():
-            print(f"{which} weights: " + ("other shapes" if distance is None else "equal to the bit" if distance == 0
-                                          else f"differ by up to {distance:.3g}"))
+            print(
+                f"{which} weights: "
+                + (
+                    "other shapes"
+                    if distance is None
+                    else "equal to the bit"
+                    if distance == 0
+                    else f"differ by up to {distance:.3g}"
+                )
+            )
     if not found.same:
         raise typer.Exit(1)
 

@@ -29,7 +29,7 @@ def sweep(
     seed: Annotated[int | None, typer.Option("--seed", help="Decides everything random; 0.")] = None,
 ) -> None:
     """Try learning rates on a held-out part of train, then train on everything with the best (Table 4)."""
-    from vitkit.cli.describe import image_size as parse_size
+    from vitkit.cli.options import parse_size
     from vitkit.cli.text import print_table
     from vitkit.cli.watch import Watch
     from vitkit.errors import ConfigError
@@ -41,12 +41,23 @@ def sweep(
     size = parse_size(image_size)
 
     from vitkit.jobs.sweep import sweep as job
+
     with Watch() as watch:
         found = job(
-            data, out, recipe=recipe, lrs=tried, weights=weights, model=model, image_size=size, resume=resume,
-            final=final, watch=watch, say=watch.say,
+            data,
+            out,
+            recipe=recipe,
+            lrs=tried,
+            weights=weights,
+            model=model,
+            image_size=size,
+            resume=resume,
+            final=final,
+            watch=watch,
+            say=watch.say,
             changes={"steps": steps, "epochs": epochs, "batch_size": batch_size, "warmup": warmup, "val": val},
-            settings={"micro_batch": micro_batch, "workers": workers, "precision": precision, "seed": seed})
+            settings={"micro_batch": micro_batch, "workers": workers, "precision": precision, "seed": seed},
+        )
     if found.get("stopped"):
         print("stopped; all of it is saved. Go on with the same command and --resume.")
         raise typer.Exit(130)

@@ -25,8 +25,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.rstrip("#"), justify="right" if column.endswith("#") else "left",
-                         overflow="fold")
+        table.add_column(column.rstrip("#"), justify="right" if column.endswith("#") else "left", overflow="fold")
     for row in rows:
         table.add_row(*(str(value) for value in row))
     console().print(table)

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 
-def walk(out: Annotated[Path, typer.Option("--out", help="Folder for what it writes.")] = Path("walk"),
-         model: Annotated[str, typer.Option("--model", help="A variant (see `vitkit models`).")] = "vit-b/16") -> None:
+def walk(
+    out: Annotated[Path, typer.Option("--out", help="Folder for what it writes.")] = Path("walk"),
+    model: Annotated[str, typer.Option("--model", help="A variant (see `vitkit models`).")] = "vit-b/16",
+) -> None:
     """Walk a photo through the paper's equations and show every shape."""
     from vitkit.cli.text import console
     from vitkit.model.config import variant
 
-    variant(model)      # a wrong name is told before torch is imported
+    variant(model)  # a wrong name is told before torch is imported
     from vitkit.jobs.walk import walk as steps_of
 
     print(f"One photo through {model}, Eqs. 1-4. The weights are random: shapes are real, predictions mean nothing.\n")

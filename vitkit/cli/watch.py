@@ -22,8 +22,13 @@ class Watch:
         self._began, self._first, self.total = time.monotonic(), 0, 0
         self._bar: Progress | None = None
         if sys.stdout.isatty():
-            self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                 TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"))
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+            )
 
     def __enter__(self) -> Watch:
         if self._bar is not None:
@@ -59,14 +64,18 @@ class Watch:
             self._bar.update(self._bar.task_ids[-1], completed=event["step"])
 
     def _train(self, event: dict[str, Any]) -> None:
-        numbers = (f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.1%}  "
-                   f"{event['time']['images_per_second']:,.0f} images/s")
+        numbers = (
+            f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.1%}  "
+            f"{event['time']['images_per_second']:,.0f} images/s"
+        )
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[-1], numbers=numbers)
         elif time.monotonic() - self._said >= self.quiet or event["step"] == self.total:
             self._said = time.monotonic()
-            self.say(f"step {event['step']:,}/{self.total:,}  {numbers}  lr {event['lr']:.3g}  "
-                     f"{self._left(event['step'])} left")
+            self.say(
+                f"step {event['step']:,}/{self.total:,}  {numbers}  lr {event['lr']:.3g}  "
+                f"{self._left(event['step'])} left"
+            )
 
     def _left(self, step: int) -> str:
         done = max(step - self._first, 1)
@@ -75,8 +84,10 @@ class Watch:
 
     def _val(self, event: dict[str, Any]) -> None:
         which = " (average)" if event["weights"] == "ema" else ""
-        self.say(f"step {event['step']:,}/{self.total:,}  validation{which}: {event['top1']:.2%} of "
-                 f"{event['images']:,} images, loss {event['loss']:.4f}")
+        self.say(
+            f"step {event['step']:,}/{self.total:,}  validation{which}: {event['top1']:.2%} of "
+            f"{event['images']:,} images, loss {event['loss']:.4f}"
+        )
 
     def _skipped(self, event: dict[str, Any]) -> None:
         self.say(f"skipped {event['name']}: {event['why']}")

@@ -17,11 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import JPEGS, Box, Raw, decode, header, region, upright_size
-from vitkit.data.order import Array, within
+from vitkit.data.order import within
 from vitkit.data.preprocess import pixels, planes, resize_tensor
 from vitkit.data.randaugment import rand_augment
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, Interpolation
+from vitkit.types import Array
 
 Rng = np.random.Generator
 
@@ -67,8 +68,9 @@ class Augment:
             object.__setattr__(self, name, tuple(value))
             top = math.inf if name == "ratio" else 1.0
             if len(value) != 2 or not 0 < value[0] <= value[1] <= top:
-                raise ConfigError(f"{name} must be (least, most) with 0 < least <= most"
-                                  f"{' <= 1' if top == 1 else ''}; got {value!r}.")
+                raise ConfigError(
+                    f"{name} must be (least, most) with 0 < least <= most{' <= 1' if top == 1 else ''}; got {value!r}."
+                )
         if self.erase_fill not in ("mean", "noise"):
             raise ConfigError(f"erase_fill must be 'mean' or 'noise'; got {self.erase_fill!r}.")
         if self.interpolation == "lanczos":
@@ -92,7 +94,7 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
         x = pixels(decode(raw, name), spec, name)
     else:
         opened = header(raw, name) if isinstance(raw, bytes) else None
-        if opened is not None and opened.format not in JPEGS:      # only a JPEG gains from being opened alone
+        if opened is not None and opened.format not in JPEGS:  # only a JPEG gains from being opened alone
             raw, opened = decode(raw, name), None
         box = random_box(*upright_size(opened or raw), how.scale, how.ratio, rng)
         cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)
@@ -114,8 +116,12 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
 def takes_many(how: Augment, spec: InputSpec, images: Sequence[Raw]) -> bool:
     """Whether `augment_many` can do what `augment` does to these images."""
     count = {"gray": 1, "rgb": 3}.get(spec.channels)
-    return (how.scale is not None and not how.rand_layers and not how.color_jitter
-            and all(isinstance(raw, np.ndarray) and raw.shape[2] == count for raw in images))
+    return (
+        how.scale is not None
+        and not how.rand_layers
+        and not how.color_jitter
+        and all(isinstance(raw, np.ndarray) and raw.shape[2] == count for raw in images)
+    )
 
 
 def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generators: Iterable[Rng]) -> Tensor:
@@ -135,7 +141,7 @@ def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generator
     cuts: list[Array] = []
     flips: list[int] = []
     erased: list[tuple[int, Painted]] = []
-    for i, (image, rng) in enumerate(zip(images, generators, strict=True)):       # the draws of `augment`, in its order
+    for i, (image, rng) in enumerate(zip(images, generators, strict=True)):  # the draws of `augment`, in its order
         left, top, right, bottom = random_box(image.shape[1], image.shape[0], how.scale, how.ratio, rng)
         cuts.append(image[top:bottom, left:right])
         alike.setdefault((bottom - top, right - left), []).append(i)
@@ -149,7 +155,7 @@ def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generator
     if flips:
         out[flips] = out[flips].flip(3)
     for i, (top, left, colour) in erased:
-        out[i, :, top:top + colour.shape[1], left:left + colour.shape[2]] = colour
+        out[i, :, top : top + colour.shape[1], left : left + colour.shape[2]] = colour
     return out
 
 
@@ -188,14 +194,14 @@ def color_jitter(x: Tensor, strength: float, rng: Rng) -> Tensor:
     z = x.to(torch.float32)
     for which in rng.permutation(3):
         if which == 0:
-            z = z.mul_(float(factors[0]))                           # away from black
+            z = z.mul_(float(factors[0]))  # away from black
         elif which == 1:
             # away from the mean gray, summed in whole numbers: threads must not change it
             mean = _gray(z).round_().sum(dtype=torch.float64).item() / z[0].numel()
             z = z.sub_(mean).mul_(float(factors[1])).add_(mean)
         elif len(z) == 3:
             gray = _gray(z)
-            z = z.sub_(gray).mul_(float(factors[2])).add_(gray)     # away from the gray picture
+            z = z.sub_(gray).mul_(float(factors[2])).add_(gray)  # away from the gray picture
         z = z.clamp_(0, 255)
     return z.round_().to(torch.uint8)
 
@@ -204,7 +210,7 @@ def _gray(z: Tensor) -> Tensor:
     return z[0] * 0.299 + z[1] * 0.587 + z[2] * 0.114 if len(z) == 3 else z[0].clone()
 
 
-Painted = tuple[int, int, Tensor]       # top, left, and what is painted there: [C, height, width] uint8
+Painted = tuple[int, int, Tensor]  # top, left, and what is painted there: [C, height, width] uint8
 
 
 def painted(spec: InputSpec, how: Augment, rng: Rng) -> Painted | None:
@@ -244,5 +250,5 @@ def random_erase(x: Tensor, spec: InputSpec, how: Augment, rng: Rng) -> Tensor:
         return x
     top, left, colour = found
     x = x.clone(memory_format=torch.contiguous_format)
-    x[:, top:top + colour.shape[1], left:left + colour.shape[2]] = colour
+    x[:, top : top + colour.shape[1], left : left + colour.shape[2]] = colour
     return x

@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 from vitkit.data.decode import Raw, decode
-from vitkit.data.names import Names
-from vitkit.data.order import Array, rng
+from vitkit.data.order import rng
+from vitkit.data.string_table import StringTable
 from vitkit.errors import ConfigError, DataError
 from vitkit.model.config import InputSpec
+from vitkit.types import Array
 
-Splits = Mapping[str, Callable[[], "Source"]]      # the splits a data set has by itself, each opened when called
+Splits = Mapping[str, Callable[[], "Source"]]  # the splits a data set has by itself, each opened when called
 
 
 class Source(ABC):
@@ -30,12 +31,13 @@ class Source(ABC):
         names: what each image is called: in errors, in lists of skipped files, in the fingerprint.
     """
 
-    in_memory = False        # whether reading costs nothing, so that worker processes would only be in the way
-    ready_for: InputSpec | None = None      # what `raw` was preprocessed for already, see cache.py
+    in_memory = False  # whether reading costs nothing, so that worker processes would only be in the way
+    ready_for: InputSpec | None = None  # what `raw` was preprocessed for already, see cache.py
 
-    def __init__(self, labels: Sequence[int] | Array, class_names: Sequence[str],
-                 names: Sequence[str] | None = None) -> None:
-        self._labels = torch.from_numpy(np.array(labels, dtype=np.int32))   # a tensor: shared with workers
+    def __init__(
+        self, labels: Sequence[int] | Array, class_names: Sequence[str], names: Sequence[str] | None = None
+    ) -> None:
+        self._labels = torch.from_numpy(np.array(labels, dtype=np.int32))  # a tensor: shared with workers
         self.class_names = tuple(class_names)
         self.names: Sequence[str] = names if names is not None else Numbered(len(self._labels))
 
@@ -70,7 +72,7 @@ class Source(ABC):
     def fingerprint(self) -> str:
         """A hash of what the data set is: class names, image names, labels, sizes of files."""
         h = hashlib.sha256(repr(self.class_names).encode())
-        names = self.names if isinstance(self.names, Names) else Names(self.names)
+        names = self.names if isinstance(self.names, StringTable) else StringTable(self.names)
         sizes = self.sizes()
         for part in (*names.buffers(), self.labels, *([] if sizes is None else [sizes.astype(np.int64)])):
             h.update(np.ascontiguousarray(part).data)
@@ -111,8 +113,13 @@ class Pixels(Source):
 
     in_memory = True
 
-    def __init__(self, images: Array, labels: Sequence[int] | Array, class_names: Sequence[str],
-                 names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        images: Array,
+        labels: Sequence[int] | Array,
+        class_names: Sequence[str],
+        names: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(labels, class_names, names)
         if len(images) != len(self):
             raise DataError(f"Expected one label for each image; got {len(images)} images and {len(self)} labels.")
@@ -138,8 +145,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, indices: Sequence[int] | Array) -> None:
         self.indices = torch.from_numpy(np.array(indices, dtype=np.int64))
-        super().__init__(source.labels[self.indices.numpy()], source.class_names,
-                         _Chosen(source.names, self.indices))
+        super().__init__(source.labels[self.indices.numpy()], source.class_names, _Chosen(source.names, self.indices))
         self.source, self.in_memory, self.ready_for = source, source.in_memory, source.ready_for
 
     def raw(self, i: int) -> Raw:

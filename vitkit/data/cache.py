@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from PIL import Image
 
 from vitkit.data.base import Source
 from vitkit.data.decode import JPEGS, Raw, decode, header, region, upright_size
-from vitkit.data.order import Array
 from vitkit.data.preprocess import pixels
-from vitkit.data.workers import default_workers, spread
+from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, ConfigError, OutputError
 from vitkit.model.config import InputSpec
+from vitkit.types import Array, Progress
 
 VERSION = 1
-Progress = Callable[[int, int], None]      # images done, images in all
-PIECE = 16                                 # images that a worker decodes at a time
+PIECE = 16  # images that a worker decodes at a time
 
 
 class CachedSource(Source):
@@ -49,15 +48,16 @@ class CachedSource(Source):
     def _map(self) -> None:
         # Mapped copy-on-write: nobody writes, but torch warns about memory that cannot be written to.
         empty = not (self.folder / "images.u8").stat().st_size
-        self._pixels = np.zeros(0, np.uint8) if empty else np.asarray(
-            np.memmap(self.folder / "images.u8", np.uint8, mode="c"))
+        self._pixels = (
+            np.zeros(0, np.uint8) if empty else np.asarray(np.memmap(self.folder / "images.u8", np.uint8, mode="c"))
+        )
 
     def raw(self, i: int) -> Array:
         """The pixels of image `i`, [H, W, C] uint8."""
         if (why := self.bad.get(str(i))) is not None:
             raise BadImage(why)
         start, H, W, C = self._index[i].tolist()
-        return self._pixels[start:start + H * W * C].reshape(H, W, C)
+        return self._pixels[start : start + H * W * C].reshape(H, W, C)
 
     def sizes(self) -> Array | None:
         """See Source."""
@@ -72,15 +72,22 @@ class CachedSource(Source):
         return self.source.fingerprint()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_pixels"}      # a worker maps the file itself
+        return {k: v for k, v in self.__dict__.items() if k != "_pixels"}  # a worker maps the file itself
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._map()
 
 
-def cached(source: Source, folder: str | Path, *, spec: InputSpec | None = None, short_side: int | None = None,
-           workers: int | None = None, progress: Progress | None = None) -> CachedSource:
+def cached(
+    source: Source,
+    folder: str | Path,
+    *,
+    spec: InputSpec | None = None,
+    short_side: int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> CachedSource:
     """Open the cache of a source, after making it where there is none that fits.
 
     Args:
@@ -99,8 +106,12 @@ def cached(source: Source, folder: str | Path, *, spec: InputSpec | None = None,
         raise ConfigError("A cache is made for an InputSpec or with a short side; give one of them.")
     folder = Path(folder)
     exact = replace(spec, class_names=()) if spec is not None else None
-    about = {"version": VERSION, "fingerprint": source.fingerprint(), "short_side": short_side,
-             "spec": exact.to_dict() if exact is not None else None}
+    about = {
+        "version": VERSION,
+        "fingerprint": source.fingerprint(),
+        "short_side": short_side,
+        "spec": exact.to_dict() if exact is not None else None,
+    }
     try:
         old = json.loads((folder / "cache.json").read_text())
     except (OSError, ValueError):
@@ -109,13 +120,21 @@ def cached(source: Source, folder: str | Path, *, spec: InputSpec | None = None,
         try:
             _make(source, folder, about, exact, short_side, workers, progress)
         except OSError as error:
-            raise OutputError(f"The cache {folder} could not be written: {error.strerror or error}. Choose a place "
-                              f"with enough room.") from error
+            raise OutputError(
+                f"The cache {folder} could not be written: {error.strerror or error}. Choose a place with enough room."
+            ) from error
     return CachedSource(source, folder)
 
 
-def _make(source: Source, folder: Path, about: dict[str, Any], spec: InputSpec | None, short_side: int | None,
-          workers: int | None, progress: Progress | None) -> None:
+def _make(
+    source: Source,
+    folder: Path,
+    about: dict[str, Any],
+    spec: InputSpec | None,
+    short_side: int | None,
+    workers: int | None,
+    progress: Progress | None,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cache.json").unlink(missing_ok=True)
     index = np.zeros((len(source), 4), np.int64)
@@ -167,7 +186,7 @@ def shrunk(raw: Raw, name: str, short_side: int | None) -> Array:
     image: Image.Image | None = None
     if short_side is not None and isinstance(raw, bytes):
         opened = header(raw, name)
-        if opened.format in JPEGS and opened.mode == "RGB":      # at a fraction of its size where that is enough
+        if opened.format in JPEGS and opened.mode == "RGB":  # at a fraction of its size where that is enough
             width, height = upright_size(opened)
             at_least = (short_side, short_side)
             image = Image.fromarray(region(raw, name, (0, 0, width, height), at_least, "rgb", 3, opened))
@@ -179,9 +198,10 @@ def shrunk(raw: Raw, name: str, short_side: int | None) -> Array:
     return array if array.ndim == 3 else array[:, :, None]
 
 
-def _decoded(source: Source, spec: InputSpec | None, short_side: int | None,
-             workers: int | None) -> Iterator[Array | str]:
+def _decoded(
+    source: Source, spec: InputSpec | None, short_side: int | None, workers: int | None
+) -> Iterator[Array | str]:
     work = _Decode(source, spec, short_side)
     rows = [range(i, min(i + PIECE, len(source))) for i in range(0, len(source), PIECE)]
-    for piece in spread(work, rows, default_workers(source) if workers is None else workers):
+    for piece in parallel_map(work, rows, default_workers(source) if workers is None else workers):
         yield from piece

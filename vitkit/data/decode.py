@@ -19,37 +19,47 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vitkit.errors import BadImage
 from vitkit.model.config import Channels
+from vitkit.types import Array
 
 try:
     import simplejpeg  # type: ignore[import-untyped,import-not-found,unused-ignore]
-except ImportError:      # an accelerator: nothing but speed depends on it
+except ImportError:  # an accelerator: nothing but speed depends on it
     simplejpeg = None
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Raw = bytes | Image.Image | Array       # what a source holds: an encoded file, an image, or its pixels [H, W, C]
-Box = tuple[int, int, int, int]         # left, top, right, bottom
+Raw = bytes | Image.Image | Array  # what a source holds: an encoded file, an image, or its pixels [H, W, C]
+Box = tuple[int, int, int, int]  # left, top, right, bottom
 
-MAX_PIXELS = 178_956_970                # Pillow's own limit, above which it refuses to open a file
-ORIENTATION = 0x0112                    # the EXIF tag
-JPEGS = ("JPEG", "MPO")                 # MPO: a JPEG with a second picture behind it, as telephones write it
-READY = ("RGB", "L", "RGBA", "LA")      # the modes that `decode` returns
-TURNED = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-          8: Image.Transpose.ROTATE_90}
+MAX_PIXELS = 178_956_970  # Pillow's own limit, above which it refuses to open a file
+ORIENTATION = 0x0112  # the EXIF tag
+JPEGS = ("JPEG", "MPO")  # MPO: a JPEG with a second picture behind it, as telephones write it
+READY = ("RGB", "L", "RGBA", "LA")  # the modes that `decode` returns
+TURNED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 # Upright (X, Y) -> (x, y) as stored, in an image that is stored as w x h; for each orientation.
 STORED: dict[int, Callable[[int, int, int, int], tuple[int, int]]] = {
-    1: lambda X, Y, w, h: (X, Y), 2: lambda X, Y, w, h: (w - X, Y), 3: lambda X, Y, w, h: (w - X, h - Y),
-    4: lambda X, Y, w, h: (X, h - Y), 5: lambda X, Y, w, h: (Y, X), 6: lambda X, Y, w, h: (Y, h - X),
-    7: lambda X, Y, w, h: (w - Y, h - X), 8: lambda X, Y, w, h: (w - Y, X),
+    1: lambda X, Y, w, h: (X, Y),
+    2: lambda X, Y, w, h: (w - X, Y),
+    3: lambda X, Y, w, h: (w - X, h - Y),
+    4: lambda X, Y, w, h: (X, h - Y),
+    5: lambda X, Y, w, h: (Y, X),
+    6: lambda X, Y, w, h: (Y, h - X),
+    7: lambda X, Y, w, h: (w - Y, h - X),
+    8: lambda X, Y, w, h: (w - Y, X),
 }
 _lock = threading.Lock()
 
@@ -78,8 +88,10 @@ def reason(error: BaseException) -> str:
 
 def bad(name: str, why: str) -> BadImage:
     """The error of one image: its name, the reason, and what to do."""
-    return BadImage(f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and training can leave "
-                    f"them out (--bad-images skip).")
+    return BadImage(
+        f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and training can leave "
+        f"them out (--bad-images skip)."
+    )
 
 
 def header(raw: bytes, name: str) -> Image.Image:
@@ -95,13 +107,16 @@ def header(raw: bytes, name: str) -> Image.Image:
     if not raw:
         raise bad(name, "the file is empty (0 bytes)")
     try:
-        with _quiet():      # sizes below our limit, damaged metadata
+        with _quiet():  # sizes below our limit, damaged metadata
             image = Image.open(io.BytesIO(raw))
     except Exception as error:
         raise bad(name, reason(error)) from error
     if image.width * image.height > MAX_PIXELS:
-        raise bad(name, f"declares {image.width} x {image.height} pixels, more than {MAX_PIXELS // 10**6} megapixels "
-                        f"(a decompression bomb?)")
+        raise bad(
+            name,
+            f"declares {image.width} x {image.height} pixels, more than {MAX_PIXELS // 10**6} megapixels "
+            f"(a decompression bomb?)",
+        )
     return image
 
 
@@ -112,7 +127,7 @@ def orientation(image: Image.Image) -> int:
     try:
         with _quiet():
             value = image.getexif().get(ORIENTATION, 1)
-    except Exception:      # damaged metadata says nothing about the pixels
+    except Exception:  # damaged metadata says nothing about the pixels
         return 1
     return value if value in TURNED else 1
 
@@ -122,7 +137,7 @@ def eight_bit(image: Image.Image, name: str) -> Image.Image:
     mode = image.mode
     if mode in READY:
         return image
-    if mode == "P":      # Pillow warns when transparency is lost on the direct way
+    if mode == "P":  # Pillow warns when transparency is lost on the direct way
         return image.convert("RGBA") if "transparency" in image.info else image.convert("RGB")
     if mode == "1":
         return image.convert("L")
@@ -130,8 +145,11 @@ def eight_bit(image: Image.Image, name: str) -> Image.Image:
         values = np.asarray(image, dtype=np.float64)
         top = 1.0 if mode == "F" else 65535.0
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
-            raise bad(name, f"mode {mode} holds values from {values.min():g} to {values.max():g}; "
-                            f"0 to {top:g} can be turned into 8 bits")
+            raise bad(
+                name,
+                f"mode {mode} holds values from {values.min():g} to {values.max():g}; "
+                f"0 to {top:g} can be turned into 8 bits",
+            )
         return Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
     return image.convert("RGB")
 
@@ -154,7 +172,7 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
             turn, image = orientation(image), Image.fromarray(pixels)
             return image.transpose(TURNED[turn]) if turn != 1 else image
         image.load()
-        turn = orientation(image)      # after load: a PNG's metadata may stand behind its pixels
+        turn = orientation(image)  # after load: a PNG's metadata may stand behind its pixels
         image = eight_bit(image, name)
         return image.transpose(TURNED[turn]) if turn != 1 else image
     except BadImage:
@@ -188,8 +206,15 @@ def upright_size(image: Raw) -> tuple[int, int]:
     return (height, width) if orientation(image) >= 5 else (width, height)
 
 
-def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Channels, count: int,
-           opened: Image.Image | None = None) -> Array:
+def region(
+    raw: Raw,
+    name: str,
+    box: Box,
+    size: tuple[int, int],
+    channels: Channels,
+    count: int,
+    opened: Image.Image | None = None,
+) -> Array:
     """Decode one region for training; a JPEG that is far larger than wanted is decoded at a fraction of its size.
 
     Args:
@@ -205,7 +230,7 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
         [height, width, channels] uint8, not yet resized.
     """
     if isinstance(raw, np.ndarray):
-        part = np.ascontiguousarray(raw[box[1]:box[3], box[0]:box[2]])      # else torch's resize does it, and slower
+        part = np.ascontiguousarray(raw[box[1] : box[3], box[0] : box[2]])  # else torch's resize does it, and slower
         fits = channels == {1: "gray", 3: "rgb"}.get(raw.shape[2])
         return part if fits else _array(to_channels(decode(part, name), channels, count, name))
     if isinstance(raw, bytes):
@@ -225,11 +250,15 @@ def region(raw: Raw, name: str, box: Box, size: tuple[int, int], channels: Chann
             except Exception as error:
                 raise bad(name, reason(error)) from error
             now = (pixels.shape[1], pixels.shape[0]) if pixels is not None else image.size
-            box = (left * now[0] // full[0], top * now[1] // full[1],
-                   -(-right * now[0] // full[0]), -(-bottom * now[1] // full[1]))
+            box = (
+                left * now[0] // full[0],
+                top * now[1] // full[1],
+                -(-right * now[0] // full[0]),
+                -(-bottom * now[1] // full[1]),
+            )
             if pixels is not None and turn == 1:
-                return pixels[box[1]:box[3], box[0]:box[2]]
-            cut = Image.fromarray(pixels[box[1]:box[3], box[0]:box[2]]) if pixels is not None else image.crop(box)
+                return pixels[box[1] : box[3], box[0] : box[2]]
+            cut = Image.fromarray(pixels[box[1] : box[3], box[0] : box[2]]) if pixels is not None else image.crop(box)
             return _array(to_channels(cut.transpose(TURNED[turn]) if turn != 1 else cut, channels, count, name))
     return _array(to_channels(decode(raw, name).crop(box), channels, count, name))
 
@@ -245,9 +274,13 @@ def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
         return None
     try:
         return simplejpeg.decode_jpeg(
-            raw, "RGB", min_width=-(-image.width // s) if s > 1 else 0,
-            min_height=-(-image.height // s) if s > 1 else 0, strict=True)
-    except ValueError:      # damaged: whether it is an error, and which, is for Pillow to say
+            raw,
+            "RGB",
+            min_width=-(-image.width // s) if s > 1 else 0,
+            min_height=-(-image.height // s) if s > 1 else 0,
+            strict=True,
+        )
+    except ValueError:  # damaged: whether it is an error, and which, is for Pillow to say
         return None
 
 

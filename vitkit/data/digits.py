@@ -23,5 +23,5 @@ def _read() -> Pixels:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)       # its levels are 0 to 16
+    images = np.rint(found.images * (255 / 16)).astype(np.uint8)  # its levels are 0 to 16
     return Pixels(images, found.target, [str(d) for d in range(10)], Numbered(len(images), "digit"))

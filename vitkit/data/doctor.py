@@ -11,7 +11,6 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,23 @@ from typing import Any
 from vitkit.data.base import Source
 from vitkit.data.decode import damage, decode, header, orientation
 from vitkit.data.sources import open_splits, parse
-from vitkit.data.workers import default_workers, spread
+from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, DataError, OutputError
+from vitkit.types import Progress
 
-Progress = Callable[[int, int], None]      # images done, images in all
 PIECE = 16
-LONG_SIDE = 10_000                         # pixels from which a side is worth a note
+LONG_SIDE = 10_000  # pixels from which a side is worth a note
 
 # The endings that belong to a format, where a name may lie.
 ENDINGS: dict[str, tuple[str, ...]] = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "MPO": (".jpg", ".jpeg", ".jpe", ".mpo"), "PNG": (".png", ".apng"),
-    "GIF": (".gif",), "BMP": (".bmp", ".dib"), "WEBP": (".webp",), "TIFF": (".tif", ".tiff"), "AVIF": (".avif",),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "MPO": (".jpg", ".jpeg", ".jpe", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "GIF": (".gif",),
+    "BMP": (".bmp", ".dib"),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
 }
 
 
@@ -130,13 +135,19 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     """
     start = time.monotonic()
     sources = {split: opened() for split, opened in open_splits(spec).items()}
-    report = Report(str(spec), {split: len(source) for split, source in sources.items()},
-                    {split: source.counts() for split, source in sources.items()})
+    report = Report(
+        str(spec),
+        {split: len(source) for split, source in sources.items()},
+        {split: source.counts() for split, source in sources.items()},
+    )
     total = sum(report.images.values())
     if not total:
         raise DataError(f"{spec} holds no images.")
-    pieces = [(split, range(i, min(i + PIECE, len(source))))
-              for split, source in sources.items() for i in range(0, len(source), PIECE)]
+    pieces = [
+        (split, range(i, min(i + PIECE, len(source))))
+        for split, source in sources.items()
+        for i in range(0, len(source), PIECE)
+    ]
     if workers is None:
         workers = max(default_workers(source) for source in sources.values())
     widths: list[int] = []
@@ -144,7 +155,7 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     done = 0
     same: dict[bytes, list[list[str]]] = {}
     modes: Counter[str] = Counter()
-    for piece in spread(_Look(sources), pieces, workers):
+    for piece in parallel_map(_Look(sources), pieces, workers):
         for seen in piece:
             split, i = seen.row
             name, place = sources[split].names[i], sources[split].place(i)
@@ -163,8 +174,9 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     report.duplicates = [group for group in same.values() if len(group) > 1]
     report.modes = dict(modes.most_common())
     if widths:
-        report.sizes = {word: [min(v), statistics.median(v), max(v)]
-                        for word, v in (("width", widths), ("height", heights))}
+        report.sizes = {
+            word: [min(v), statistics.median(v), max(v)] for word, v in (("width", widths), ("height", heights))
+        }
     report.seconds = time.monotonic() - start
     return report
 
@@ -241,8 +253,10 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
         return None
     kind, place = parse(report.data)
     if kind not in ("folder", "food") or any(f.path is None for f in report.bad):
-        raise DataError(f"Bad images can be moved out of a folder; {report.data} is a {kind!r} source. Remove the rows "
-                        f"that the report names.")
+        raise DataError(
+            f"Bad images can be moved out of a folder; {report.data} is a {kind!r} source. Remove the rows "
+            f"that the report names."
+        )
     root = Path(place).expanduser().absolute()
     aside = Path(folder) if folder is not None else root.with_name(f"{root.name}.bad")
     moved: dict[str, dict[str, str]] = {}
@@ -260,7 +274,7 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(source, target)
             moved[str(target.relative_to(aside))] = {"from": str(source), "reason": found.reason}
-            record.write_text(json.dumps(moved, indent=1) + "\n")      # after each: a stopped run leaves a true record
+            record.write_text(json.dumps(moved, indent=1) + "\n")  # after each: a stopped run leaves a true record
             report.findings[n] = Finding(found.split, found.name, "bad", found.reason, found.path, str(target))
     except (OSError, ValueError) as error:
         raise OutputError(f"Bad images could not be moved to {aside}: {error}.") from error

@@ -43,7 +43,7 @@ def fetch(url: str, target: Path, *, advice: str, attempts: int = 3, timeout: fl
             break
         except urllib.error.HTTPError as error:
             error.close()
-            part.unlink(missing_ok=True) if error.code == 416 else None      # what we hold is not a start of it
+            part.unlink(missing_ok=True) if error.code == 416 else None  # what we hold is not a start of it
             trouble = error
             if error.code not in (408, 416, 429) and error.code < 500:
                 break
@@ -86,8 +86,10 @@ def unzip(path: Path, folder: Path) -> None:
                 inside = (part / member.filename).resolve()
                 link = (member.external_attr >> 16) & 0o170000 == 0o120000
                 if not inside.is_relative_to(part.resolve()) or link:
-                    raise DataError(f"{path} has a member {member.filename!r} that would land outside its folder; "
-                                    f"nothing was unpacked.")
+                    raise DataError(
+                        f"{path} has a member {member.filename!r} that would land outside its folder; "
+                        f"nothing was unpacked."
+                    )
             archive.extractall(part)
         os.replace(part, folder)
     except (zipfile.BadZipFile, OSError, EOFError) as error:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.base import Source, Splits
-from vitkit.data.names import Names, natural
-from vitkit.data.order import Array
+from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
+from vitkit.types import Array
 
 # The folder names that mean a split, in the order in which they are looked for.
 SPLIT_FOLDERS: dict[str, tuple[str, ...]] = {
@@ -20,8 +20,25 @@ SPLIT_FOLDERS: dict[str, tuple[str, ...]] = {
     "val": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
-           ".avif", ".jp2", ".tga", ".ico")
+ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".gif",
+    ".bmp",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".avif",
+    ".jp2",
+    ".tga",
+    ".ico",
+)
 
 
 class Files(Source):
@@ -34,9 +51,10 @@ class Files(Source):
         class_names: see Source.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int] | Array,
-                 class_names: Sequence[str]) -> None:
-        super().__init__(labels, class_names, Names(names))
+    def __init__(
+        self, root: Path, names: Sequence[str], labels: Sequence[int] | Array, class_names: Sequence[str]
+    ) -> None:
+        super().__init__(labels, class_names, StringTable(names))
         self.root = root
 
     def raw(self, i: int) -> bytes:
@@ -45,8 +63,9 @@ class Files(Source):
             with open(os.path.join(self.root, self.names[i]), "rb") as file:
                 return file.read()
         except OSError as error:
-            raise BadImage(f"{self.names[i]}: cannot be read ({error.strerror}); expected a file below "
-                           f"{self.root}.") from error
+            raise BadImage(
+                f"{self.names[i]}: cannot be read ({error.strerror}); expected a file below {self.root}."
+            ) from error
 
     def place(self, i: int) -> Path:
         """The file of image `i`."""
@@ -54,6 +73,7 @@ class Files(Source):
 
     def sizes(self) -> Array:
         """Bytes of each file; -1 where there is none."""
+
         def size(name: str) -> int:
             try:
                 return os.stat(os.path.join(self.root, name)).st_size
@@ -73,8 +93,9 @@ def splits(place: str) -> Splits:
     if not root.is_dir():
         raise DataError(f"There is no folder {place!r}.")
     found: dict[str, Callable[[], Source]] = {}
-    folders = {split: next((root / n for n in names if (root / n).is_dir()), None)
-               for split, names in SPLIT_FOLDERS.items()}
+    folders = {
+        split: next((root / n for n in names if (root / n).is_dir()), None) for split, names in SPLIT_FOLDERS.items()
+    }
     if folders["train"] is None:
         return {"all": partial(read_folder, root)}
     names = class_folders(folders["train"])
@@ -86,8 +107,7 @@ def splits(place: str) -> Splits:
 
 def class_folders(root: Path) -> list[str]:
     """Names of the class folders below `root`, numbers in numeric order."""
-    names = sorted((e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))),
-                   key=natural)
+    names = sorted((e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))), key=natural)
     if not names:
         raise DataError(f"{root} has no class folders; expected {root}/<class>/<image>, one folder for each class.")
     return names
@@ -106,8 +126,10 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
     here = class_folders(root)
     order = list(here if class_names is None else class_names)
     if unknown := [name for name in here if name not in set(order)]:
-        raise DataError(f"{root} has a class {unknown[0]!r} that the training folder does not have; its classes are: "
-                        f"{', '.join(order[:20])}{', ...' if len(order) > 20 else ''}.")
+        raise DataError(
+            f"{root} has a class {unknown[0]!r} that the training folder does not have; its classes are: "
+            f"{', '.join(order[:20])}{', ...' if len(order) > 20 else ''}."
+        )
     names: list[str] = []
     labels: list[int] = []
     for label, class_name in enumerate(order):

@@ -32,8 +32,9 @@ def splits(place: str) -> Splits:
     """
     root = Path(place).expanduser() if place else fetched()
     if not root.is_dir():
-        raise DataError(f"There is no folder {place!r}; give the folder that holds train/ and test/, or 'food' alone "
-                        f"to fetch it.")
+        raise DataError(
+            f"There is no folder {place!r}; give the folder that holds train/ and test/, or 'food' alone to fetch it."
+        )
     found = folder.splits(str(root))
     check(root, found)
     return found
@@ -50,8 +51,9 @@ def fetched(url: str = URL, manifest: dict[str, dict[str, int]] | None = None) -
     root, archive = home / "pizza_steak_sushi", home / "pizza_steak_sushi.zip"
     if root.is_dir():
         return root
-    sha256 = fetch(url, archive, advice=f"Download it by hand and save it as {archive}, or unpack it anywhere and use "
-                                        f"food:FOLDER.")
+    sha256 = fetch(
+        url, archive, advice=f"Download it by hand and save it as {archive}, or unpack it anywhere and use food:FOLDER."
+    )
     unzip(archive, root)
     try:
         check(root, folder.splits(str(root)), manifest)
@@ -60,7 +62,8 @@ def fetched(url: str = URL, manifest: dict[str, dict[str, int]] | None = None) -
         os.replace(archive, archive.with_name(f"{archive.name}.refused"))
         raise
     (home / "pizza_steak_sushi.source.json").write_text(
-        json.dumps({"url": url, "sha256": sha256, "bytes": archive.stat().st_size}, indent=1) + "\n")
+        json.dumps({"url": url, "sha256": sha256, "bytes": archive.stat().st_size}, indent=1) + "\n"
+    )
     return root
 
 
@@ -75,5 +78,7 @@ def check(root: Path, found: Splits, manifest: dict[str, dict[str, int]] | None 
     for split, expected in (manifest or MANIFEST).items():
         counts = found[split]().counts() if split in found else {}
         if counts != expected:
-            raise DataError(f"{root} is not FoodVision Mini: expected {split} to hold {expected}; got {counts}. "
-                            f"Use folder:{root} if that is what you want.")
+            raise DataError(
+                f"{root} is not FoodVision Mini: expected {split} to hold {expected}; got {counts}. "
+                f"Use folder:{root} if that is what you want."
+            )

@@ -11,9 +11,9 @@ import numpy as np
 from vitkit.data.base import Source, Splits
 from vitkit.data.decode import Raw
 from vitkit.data.folder import SPLIT_FOLDERS
-from vitkit.data.names import natural
-from vitkit.data.order import Array
+from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, DataError, MissingDependency
+from vitkit.types import Array
 
 
 class Rows(Source):
@@ -29,8 +29,9 @@ class Rows(Source):
         import datasets
 
         self.image = _column(rows, (datasets.Image,), ("image", "img"), "images", where)
-        label = _column(rows, (datasets.ClassLabel,), ("label", "labels", "fine_label", "class", "target"), "classes",
-                        where)
+        label = _column(
+            rows, (datasets.ClassLabel,), ("label", "labels", "fine_label", "class", "target"), "classes", where
+        )
         feature = rows.features[label]
         values = list(rows[label])
         if isinstance(feature, datasets.ClassLabel):
@@ -40,8 +41,10 @@ class Rows(Source):
             number = {name: n for n, name in enumerate(class_names)}
             numbers = [number.get(str(v)) for v in values]
         if any(n is None or not 0 <= n < len(class_names) for n in numbers):
-            raise DataError(f"{where} has rows in column {label!r} without a class, or of one that training does not "
-                            f"have; remove them first.")
+            raise DataError(
+                f"{where} has rows in column {label!r} without a class, or of one that training does not "
+                f"have; remove them first."
+            )
         super().__init__(numbers, class_names)
         self.rows = rows.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
 
@@ -59,7 +62,7 @@ class Rows(Source):
         """Bytes of each image; -1 for those that lie outside the data set."""
         import pyarrow.compute
 
-        compute: Any = pyarrow.compute      # its functions are made at run time
+        compute: Any = pyarrow.compute  # its functions are made at run time
         lengths: list[Array] = []
         for chunk in self.rows.with_format("arrow").iter(1000):
             found = compute.binary_length(compute.struct_field(chunk[self.image], "bytes")).fill_null(-1)
@@ -96,11 +99,14 @@ def splits(place: str) -> Splits:
             found = library.load_dataset(name, configuration or None)
     except Exception as error:
         text = str(error).strip().split("\n")[0]
-        raise DataError(f"The data set {place!r} could not be opened: {text} Expected a folder written by "
-                        f"save_to_disk, or a name on the hub and a network.") from error
+        raise DataError(
+            f"The data set {place!r} could not be opened: {text} Expected a folder written by "
+            f"save_to_disk, or a name on the hub and a network."
+        ) from error
     if not isinstance(found, library.DatasetDict):
         return {"all": partial(Rows, found, place)}
     meaning = {word: split for split, words in SPLIT_FOLDERS.items() for word in words}
     training = found.get("train")
-    return {meaning.get(name, name): partial(Rows, rows, f"{place}, split {name}", training)
-            for name, rows in found.items()}
+    return {
+        meaning.get(name, name): partial(Rows, rows, f"{place}, split {name}", training) for name, rows in found.items()
+    }

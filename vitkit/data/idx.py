@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.base import Numbered, Pixels, Splits
-from vitkit.data.order import Array
 from vitkit.errors import DataError
+from vitkit.types import Array
 
 # Class names of well-known sets, found by the CRC-32 of their label files' content; else classes are their numbers.
 KNOWN_NAMES: dict[int, tuple[str, ...]] = dict.fromkeys(
-    (785835114, 606848831),     # Fashion-MNIST, training and test
-    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"))
+    (785835114, 606848831),  # Fashion-MNIST, training and test
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
 PARTS = {"train": ("train",), "test": ("t10k", "test")}
 
 
@@ -34,8 +35,10 @@ def splits(place: str) -> Splits:
         if images and labels:
             found[split] = partial(_read, images, labels, split)
     if not found:
-        raise DataError(f"No IDX files in {place!r}; expected pairs such as train-images-idx3-ubyte.gz and "
-                        f"train-labels-idx1-ubyte.gz.")
+        raise DataError(
+            f"No IDX files in {place!r}; expected pairs such as train-images-idx3-ubyte.gz and "
+            f"train-labels-idx1-ubyte.gz."
+        )
     return found
 
 
@@ -63,7 +66,7 @@ def read_idx(path: Path) -> Array:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         zero, kind, rank = struct.unpack(">HBB", data[:4])
-        shape = struct.unpack(f">{rank}I", data[4:4 + 4 * rank])
+        shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
     except (OSError, EOFError, struct.error, zlib.error) as error:
         raise DataError(f"{path} is no complete IDX file: {error}.") from error
     if zero or kind != 8 or not rank:

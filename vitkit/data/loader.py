@@ -24,8 +24,8 @@ from vitkit.data.base import Source
 from vitkit.data.mix import Mix
 from vitkit.data.order import Order, share, within
 from vitkit.data.preprocess import normalize
-from vitkit.data.rows import Bad, Row, Rows
-from vitkit.data.workers import default_workers, spread
+from vitkit.data.sample_worker import Bad, Row, SampleWorker
+from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
 
@@ -89,34 +89,46 @@ Planned = TypeVar("Planned", bound=_Task)
 
 
 class _Loader:
-    def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int, batch_size: int,
-                 rank: int, ranks: int, workers: int | None, prefetch: int, device: Device,
-                 bad_images: BadImages, on_bad: Callable[[str, str], None] | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        spec: InputSpec,
+        how: Augment | None,
+        seed: int,
+        batch_size: int,
+        rank: int,
+        ranks: int,
+        workers: int | None,
+        prefetch: int,
+        device: Device,
+        bad_images: BadImages,
+        on_bad: Callable[[str, str], None] | None,
+    ) -> None:
         within("batch_size", batch_size, 1)
         within("prefetch", prefetch, 1)
         within("workers", workers or 0, 0)
         if bad_images not in get_args(BadImages):
             raise ConfigError(f"bad_images must be one of {', '.join(get_args(BadImages))}; got {bad_images!r}.")
-        share(1, rank, ranks)      # refuses a rank that is out of range
+        share(1, rank, ranks)  # refuses a rank that is out of range
         if not len(source):
             raise DataError("The data set is empty.")
         self.source, self.spec, self.batch_size, self.seed = source, spec, batch_size, seed
         self.rank, self.ranks, self.prefetch = rank, ranks, prefetch
         self.device = torch.device(device) if device is not None else torch.device("cpu")
-        spare = how is not None and self.device.type != "cpu"        # the model trains elsewhere
+        spare = how is not None and self.device.type != "cpu"  # the model trains elsewhere
         self.workers = default_workers(source, ranks, spare) if workers is None else workers
         self.bad_images, self.on_bad = bad_images, on_bad
-        self.skipped: dict[str, str] = {}      # name -> why, of every image that was skipped so far
-        self._work = Rows(source, spec, how, seed)
+        self.skipped: dict[str, str] = {}  # name -> why, of every image that was skipped so far
+        self._work = SampleWorker(source, spec, how, seed)
 
     def _pieces(self, tasks: Iterable[Planned], size: int) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
         """The tasks with their results; each task is cut into pieces, and its bad rows are counted together."""
         piece = self._work.piece
-        given, awaited = itertools.tee(tasks)      # workers run ahead; what they were given is kept until it is awaited
-        cuts = (task.rows[i:i + piece] for task in given for i in range(0, len(task.rows), piece))
+        given, awaited = itertools.tee(tasks)  # workers run ahead; what they were given is kept until it is awaited
+        cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
         ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
         pin = self.device.type == "cuda"
-        done = spread(self._work, cuts, self.workers, ahead=ahead, pin=pin and not self._work.tiny)
+        done = parallel_map(self._work, cuts, self.workers, ahead=ahead, pin=pin and not self._work.tiny)
         for task in awaited:
             parts: list[Tensor] = []
             bad: list[Bad] = []
@@ -124,7 +136,7 @@ class _Loader:
                 part, trouble = next(done)
                 parts.append(torch.as_tensor(part))
                 bad += [(start + position, why) for position, why in trouble]
-            if self._work.tiny and pin:      # one copy to the GPU instead of many
+            if self._work.tiny and pin:  # one copy to the GPU instead of many
                 parts = [torch.cat(parts).pin_memory()]
             yield task, parts, bad
 
@@ -164,15 +176,41 @@ class TrainLoader(_Loader):
         on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
     """
 
-    def __init__(self, source: Source, spec: InputSpec, augment: Augment | None = None, *, batch_size: int = 32,
-                 seed: int = 0, mix: Mix | None = None, rank: int = 0, ranks: int = 1, workers: int | None = None,
-                 prefetch: int = 2, device: Device = None, bad_images: BadImages = "fail",
-                 on_bad: Callable[[str, str], None] | None = None) -> None:
-        super().__init__(source, spec, augment or Augment(), seed, batch_size, rank, ranks, workers, prefetch, device,
-                         bad_images, on_bad)
+    def __init__(
+        self,
+        source: Source,
+        spec: InputSpec,
+        augment: Augment | None = None,
+        *,
+        batch_size: int = 32,
+        seed: int = 0,
+        mix: Mix | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        workers: int | None = None,
+        prefetch: int = 2,
+        device: Device = None,
+        bad_images: BadImages = "fail",
+        on_bad: Callable[[str, str], None] | None = None,
+    ) -> None:
+        super().__init__(
+            source,
+            spec,
+            augment or Augment(),
+            seed,
+            batch_size,
+            rank,
+            ranks,
+            workers,
+            prefetch,
+            device,
+            bad_images,
+            on_bad,
+        )
         if batch_size < ranks:
-            raise ConfigError(f"A global batch of {batch_size} cannot be shared by {ranks} processes; give each at "
-                              f"least one image.")
+            raise ConfigError(
+                f"A global batch of {batch_size} cannot be shared by {ranks} processes; give each at least one image."
+            )
         self.order = Order(len(source), batch_size, seed=seed)
         self.mix = mix or Mix()
 
@@ -276,9 +314,20 @@ class EvalLoader(_Loader):
         on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
     """
 
-    def __init__(self, source: Source, spec: InputSpec, *, batch_size: int = 32, rank: int = 0, ranks: int = 1,
-                 workers: int | None = None, prefetch: int = 2, device: Device = None, bad_images: BadImages = "fail",
-                 on_bad: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        spec: InputSpec,
+        *,
+        batch_size: int = 32,
+        rank: int = 0,
+        ranks: int = 1,
+        workers: int | None = None,
+        prefetch: int = 2,
+        device: Device = None,
+        bad_images: BadImages = "fail",
+        on_bad: Callable[[str, str], None] | None = None,
+    ) -> None:
         super().__init__(source, spec, None, 0, batch_size, rank, ranks, workers, prefetch, device, bad_images, on_bad)
         self.indices = range(len(source))[share(len(source), rank, ranks)]
 
@@ -287,7 +336,7 @@ class EvalLoader(_Loader):
 
     def __iter__(self) -> Iterator[Batch]:
         starts = range(0, len(self.indices), self.batch_size)
-        tasks = (_Task([(0, index) for index in self.indices[i:i + self.batch_size]]) for i in starts)
+        tasks = (_Task([(0, index) for index in self.indices[i : i + self.batch_size]]) for i in starts)
         for task, x, bad in self._pieces(tasks, self.batch_size):
             rows = task.rows
             for position, why in bad:
@@ -298,6 +347,10 @@ class EvalLoader(_Loader):
                 continue
             labels = self._to_device(self._labels(kept))
             index = self._to_device(torch.tensor([i for _, i in kept], dtype=torch.int64))
-            yield Batch(normalize([self._to_device(part) for part in x], self.spec), labels, index, labels,
-                        torch.ones(len(kept), device=self.device))
-
+            yield Batch(
+                normalize([self._to_device(part) for part in x], self.spec),
+                labels,
+                index,
+                labels,
+                torch.ones(len(kept), device=self.device),
+            )

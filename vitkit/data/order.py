@@ -1,8 +1,8 @@
 """Which sample comes when: functions of numbers, so that starting at step n is the same as having come there.
 
-    rng(seed, ...)     the only source of randomness of this room; `rngs` gives those of many places
-    Order              (seed, step) -> the global batch; epochs follow one another without a gap
-    share              the part of one process of many
+rng(seed, ...)     the only source of randomness of this room; `rngs` gives those of many places
+Order              (seed, step) -> the global batch; epochs follow one another without a gap
+share              the part of one process of many
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 from vitkit.errors import ConfigError
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from vitkit.types import Array
 
 # What a random number is for. Part of every seed: two purposes never share a stream.
 PURPOSES: dict[str, int] = {"order": 1, "sample": 2, "mix": 3, "split": 4}
 
-_INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED      # of NumPy's SeedSequence
+_INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED  # of NumPy's SeedSequence
 
 
 def rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -49,7 +48,7 @@ def rngs(seed: int, purpose: str, places: Sequence[tuple[int, ...]]) -> Iterator
         places: the numbers of each place, equally many.
     """
     entropy = [[seed, PURPOSES[purpose], *place, len(place) + 1] for place in places]
-    if not entropy or not 0 <= seed < 2**32 or max(map(max, entropy)) >= 2**32:      # more than one word a number
+    if not entropy or not 0 <= seed < 2**32 or max(map(max, entropy)) >= 2**32:  # more than one word a number
         yield from (rng(seed, purpose, *place) for place in places)
         return
     for words in seed_words(np.array(entropy, np.uint32)):
@@ -132,8 +131,10 @@ class Order:
 
     def __init__(self, count: int, batch_size: int, *, seed: int = 0, shuffle: bool = True) -> None:
         if count < 1 or batch_size < 1:
-            raise ConfigError(f"An order needs at least 1 sample and a batch size of at least 1; got {count} samples "
-                              f"and batch size {batch_size}.")
+            raise ConfigError(
+                f"An order needs at least 1 sample and a batch size of at least 1; got {count} samples "
+                f"and batch size {batch_size}."
+            )
         self.count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
         self._epoch = functools.lru_cache(maxsize=2)(self._draw)
 
@@ -153,9 +154,9 @@ class Order:
         """
         place, stop = step * self.batch_size, (step + 1) * self.batch_size
         rows: list[tuple[int, int]] = []
-        while place < stop:      # one round an epoch
+        while place < stop:  # one round an epoch
             epoch, within = divmod(place, self.count)
-            part = self.epoch(epoch)[within:within + stop - place].tolist()
+            part = self.epoch(epoch)[within : within + stop - place].tolist()
             rows += [(epoch, index) for index in part]
             place += len(part)
         return rows
@@ -168,10 +169,6 @@ class Order:
     def steps(self, epochs: float) -> int:
         """Steps that make up so many epochs (the last one may reach into the next)."""
         return math.ceil(round(epochs * self.count) / self.batch_size)
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch in which a step's first sample lies."""
-        return step * self.batch_size // self.count
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_epoch"}

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import Array, to_channels
+from vitkit.data.decode import to_channels
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, Interpolation
+from vitkit.types import Array
 
 FILTERS: dict[Interpolation, Image.Resampling] = {
     "nearest": Image.Resampling.NEAREST,
@@ -27,7 +28,7 @@ FILTERS: dict[Interpolation, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-IN_CACHE = 2**16      # numbers
+IN_CACHE = 2**16  # numbers
 
 
 def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
@@ -42,9 +43,9 @@ def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
     if spec.resize == "squash":
         return W, H
     H, W = math.floor(H / spec.crop), math.floor(W / spec.crop)
-    if H == W:           # the shorter side becomes that long, the other is cut down to whole pixels
+    if H == W:  # the shorter side becomes that long, the other is cut down to whole pixels
         return (H, int(H * height / width)) if width <= height else (int(H * width / height), H)
-    ratio = min(height / H, width / W)      # both sides cover the wanted ones
+    ratio = min(height / H, width / W)  # both sides cover the wanted ones
     return round(width / ratio), round(height / ratio)
 
 
@@ -62,7 +63,7 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
     left, top = round((width - W) / 2), round((height - H) / 2)
     if spec.backend == "tensor":
         x = resize_tensor(planes(np.array(image)), (height, width), spec.interpolation)
-        return x[:, top:top + H, left:left + W]
+        return x[:, top : top + H, left : left + W]
     if width > W and image.width >= image.height and image.mode in ("RGB", "L"):
         # Of such an image Pillow resizes the width first. Done in two steps, with the same result, the columns that the
         # crop drops are never resized in height.
@@ -102,10 +103,10 @@ def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
     if device.type != "cpu":
         return torch.cat(parts).div(255).sub_(mean).div_(std)
     out = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.float32)
-    few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))      # so few images at a time stay in the processor's cache
+    few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))  # so few images at a time stay in the processor's cache
     start = 0
     for images in (images for part in parts for images in part.split(few)):
-        out[start:start + len(images)].copy_(images).div_(255).sub_(mean).div_(std)
+        out[start : start + len(images)].copy_(images).div_(255).sub_(mean).div_(std)
         start += len(images)
     return out
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
 
-from vitkit.data.order import Array
+from vitkit.types import Array
 
 Rng = np.random.Generator
 Operation = Callable[[Image.Image, float, Rng], Image.Image]
@@ -44,8 +44,13 @@ def blend_gray(image: Image.Image, factor: float) -> Image.Image:
 
 
 def _affine(image: Image.Image, coefficients: tuple[float, ...]) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR,
-                           fillcolor=(128,) * len(image.getbands()) if image.mode != "L" else 128)
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        coefficients,
+        Image.Resampling.BILINEAR,
+        fillcolor=(128,) * len(image.getbands()) if image.mode != "L" else 128,
+    )
 
 
 def _sign(rng: Rng) -> float:
@@ -58,7 +63,7 @@ def _rotate(image: Image.Image, m: float, rng: Rng) -> Image.Image:
 
 
 def _translate(image: Image.Image, m: float, rng: Rng, *, along_x: bool) -> Image.Image:
-    far = _sign(rng) * m / 10 * 100 / 224      # 100 pixels at 224
+    far = _sign(rng) * m / 10 * 100 / 224  # 100 pixels at 224
     return _affine(image, (1, 0, far * image.width, 0, 1, 0) if along_x else (1, 0, 0, 0, 1, far * image.height))
 
 
@@ -81,8 +86,10 @@ def _cutout(image: Image.Image, m: float, rng: Rng) -> Image.Image:
     pad = round(4 * m / 224 * min(image.size))
     x, y = int(rng.integers(0, image.width)), int(rng.integers(0, image.height))
     image = image.copy()
-    image.paste(128 if image.mode == "L" else (128, 128, 128),
-                (max(x - pad, 0), max(y - pad, 0), min(x + pad, image.width), min(y + pad, image.height)))
+    image.paste(
+        128 if image.mode == "L" else (128, 128, 128),
+        (max(x - pad, 0), max(y - pad, 0), min(x + pad, image.width), min(y + pad, image.height)),
+    )
     return image
 
 

@@ -14,14 +14,14 @@ from vitkit.data.base import Source, Splits, Subset, stratified
 from vitkit.errors import DataError, pick
 
 SOURCES: dict[str, Callable[[str], Splits]] = {
-    "folder": folder.splits,        # train/<class>/*.jpg, or <class>/*.jpg
-    "csv": table.splits_csv,        # path,label[,split]
+    "folder": folder.splits,  # train/<class>/*.jpg, or <class>/*.jpg
+    "csv": table.splits_csv,  # path,label[,split]
     "parquet": table.splits_parquet,
-    "hf": hf.splits,                # a Hugging Face data set, on disk or from the hub
-    "tar": tar.splits,              # WebDataset shards
-    "digits": digits.splits,        # scikit-learn's 1,797 digits, embedded
-    "idx": idx.splits,              # MNIST's file format
-    "food": food.splits,            # FoodVision Mini, fetched once, or from a local path
+    "hf": hf.splits,  # a Hugging Face data set, on disk or from the hub
+    "tar": tar.splits,  # WebDataset shards
+    "digits": digits.splits,  # scikit-learn's 1,797 digits, embedded
+    "idx": idx.splits,  # MNIST's file format
+    "food": food.splits,  # FoodVision Mini, fetched once, or from a local path
 }
 
 # The kind of a folder is that of the first row one of whose patterns it has a file for; else it is `folder`.
@@ -100,8 +100,10 @@ def parse(spec: str | Path) -> tuple[str, str]:
                 return of, str(path)
         raise DataError(f"{text} is one file; expected a folder of images, or a .csv, .parquet or .tar file.")
     if not path.is_dir():
-        raise DataError(f"There is no data at {text!r}: expected a folder, a .csv, .parquet or .tar file, or one of: "
-                        f"{', '.join(SOURCES)}.")
+        raise DataError(
+            f"There is no data at {text!r}: expected a folder, a .csv, .parquet or .tar file, or one of: "
+            f"{', '.join(SOURCES)}."
+        )
     for of, found in RECOGNISED.items():
         if any(next(path.glob(pattern), None) is not None for pattern in found):
             return of, str(path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitkit.data.base import Source, Splits
 from vitkit.data.folder import SPLIT_FOLDERS, Files
-from vitkit.data.names import natural
+from vitkit.data.string_table import natural
 from vitkit.errors import DataError, MissingDependency
 
 # Headings that are understood, the first being the one to use.

@@ -20,11 +20,11 @@ import torch
 
 from vitkit.data.base import Source, Splits
 from vitkit.data.folder import ENDINGS, SPLIT_FOLDERS
-from vitkit.data.names import Names, natural
-from vitkit.data.order import Array
+from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
+from vitkit.types import Array
 
-INDEX = ".vitkit-index-{}.json"      # beside the shards, one for each split
+INDEX = ".vitkit-index-{}.json"  # beside the shards, one for each split
 
 
 class Shards(Source):
@@ -38,11 +38,12 @@ class Shards(Source):
         class_names: see Source.
     """
 
-    def __init__(self, shards: list[Path], where: Array, names: list[str], labels: list[int],
-                 class_names: list[str]) -> None:
-        super().__init__(labels, class_names, Names(names))
+    def __init__(
+        self, shards: list[Path], where: Array, names: list[str], labels: list[int], class_names: list[str]
+    ) -> None:
+        super().__init__(labels, class_names, StringTable(names))
         self.shards, self.where = shards, torch.from_numpy(where)
-        self._open: dict[int, int] = {}      # shard -> open file
+        self._open: dict[int, int] = {}  # shard -> open file
 
     def raw(self, i: int) -> bytes:
         """The bytes of image `i`."""
@@ -87,8 +88,9 @@ def splits(place: str) -> Splits:
     if not any(found.values()):
         raise DataError(f"No .tar shards in {place!r} (compressed ones cannot be read at random: decompress them).")
     first = partial(read_shards, found["train"], "train") if "train" in found else None
-    return {split: partial(read_shards, files, split, first if split != "train" else None)
-            for split, files in found.items()}
+    return {
+        split: partial(read_shards, files, split, first if split != "train" else None) for split, files in found.items()
+    }
 
 
 def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] | None = None) -> Shards:
@@ -110,14 +112,14 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
             part = kept.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps(index))
             part.replace(kept)
-        except OSError:      # a place that cannot be written to: the list is made again next time
+        except OSError:  # a place that cannot be written to: the list is made again next time
             pass
     rows = index["rows"]
     given = _class_names(shards[0].parent) or (list(training().class_names) if training is not None else [])
     found = sorted({row[4] for row in rows}, key=natural)
     if given and all(c.isdecimal() and int(c) < len(given) for c in found):
         class_names, number = given, {c: int(c) for c in found}
-    elif all(c.isdecimal() for c in found):       # numbers are what they say, also where some are missing
+    elif all(c.isdecimal() for c in found):  # numbers are what they say, also where some are missing
         class_names = [str(n) for n in range(max((int(c) for c in found), default=-1) + 1)]
         number = {c: int(c) for c in found}
     else:
@@ -125,8 +127,9 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
         if unknown := [c for c in found if c not in number]:
             raise DataError(f"{shards[0].parent} has a class {unknown[0]!r} that is not in its list of class names.")
     where = np.array([row[:3] for row in rows], np.int64).reshape(-1, 3)
-    return Shards(shards, where, [f"{shards[row[0]].name}/{row[3]}" for row in rows], [number[r[4]] for r in rows],
-                  class_names)
+    return Shards(
+        shards, where, [f"{shards[row[0]].name}/{row[3]}" for row in rows], [number[r[4]] for r in rows], class_names
+    )
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -163,8 +166,10 @@ def _list(number: int, shard: Path) -> list[tuple[int, int, int, str, str]]:
     for key, member in images.items():
         label = classes.get(key) or key.rpartition("/")[0].rpartition("/")[2]
         if not label:
-            raise DataError(f"{shard}: {member.name} has no class; expected {key.strip('/')}.cls beside it, or a "
-                            f"folder named after the class.")
+            raise DataError(
+                f"{shard}: {member.name} has no class; expected {key.strip('/')}.cls beside it, or a "
+                f"folder named after the class."
+            )
         rows.append((number, member.offset_data, member.size, member.name, label))
     return rows
 

@@ -20,8 +20,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def spread(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, ahead: int = 2,
-           pin: bool = False) -> Iterator[Result]:
+def parallel_map(
+    work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, ahead: int = 2, pin: bool = False
+) -> Iterator[Result]:
     """Yield work(task) for each task, in order.
 
     Args:
@@ -33,12 +34,21 @@ def spread(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, 
     """
     if not workers:
         return map(work, tasks)
-    with warnings.catch_warnings():      # torch has an opinion on how many workers there should be; the caller asked
+    with warnings.catch_warnings():  # torch has an opinion on how many workers there should be; the caller asked
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return iter(DataLoader(
-            _Calls(work), batch_size=None, sampler=tasks, num_workers=workers, prefetch_factor=ahead, pin_memory=pin,
-            collate_fn=_same, worker_init_fn=_quiet,
-            generator=torch.Generator().manual_seed(0)))      # else it draws from the global generator
+        return iter(
+            DataLoader(
+                _Calls(work),
+                batch_size=None,
+                sampler=tasks,
+                num_workers=workers,
+                prefetch_factor=ahead,
+                pin_memory=pin,
+                collate_fn=_same,
+                worker_init_fn=_quiet,
+                generator=torch.Generator().manual_seed(0),
+            )
+        )  # else it draws from the global generator
 
 
 def default_workers(source: Source, ranks: int = 1, spare: bool = False) -> int:
@@ -70,7 +80,7 @@ def _same(result: Any) -> Any:
 
 
 def _quiet(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C is for the main process, which ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
     parent, forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"
     expected = parent.pid if parent is not None and parent.pid is not None and forked else os.getppid()
     threading.Thread(target=_end_with, args=(expected,), daemon=True).start()

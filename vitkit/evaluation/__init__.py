@@ -12,6 +12,14 @@ from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction, Predictions, predict
 
 __all__ = [
-    "Guess", "Measures", "Outputs", "Prediction", "Predictions", "class_names", "logits_of", "match_classes", "measure",
+    "Guess",
+    "Measures",
+    "Outputs",
+    "Prediction",
+    "Predictions",
+    "class_names",
+    "logits_of",
+    "match_classes",
+    "measure",
     "predict",
 ]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.evaluation.logits import Array
 from vitkit.evaluation.names import class_names, imagenet
 from vitkit.model.config import InputSpec
+from vitkit.types import Array
 
 
 def match_classes(data: Sequence[str], spec: InputSpec, K: int) -> Array:
@@ -40,7 +40,8 @@ def match_classes(data: Sequence[str], spec: InputSpec, K: int) -> Array:
     raise DataError(
         f"{matched[kind]} of the data's {len(data)} classes match the model's {K} classes (by {kind}); {lost!r}, for "
         f"one, does not. The model's are {', '.join(names[:3])}, ...: use data or weights whose classes agree, rename "
-        f"the data's classes to the model's names or indices, or say --in-order if they stand in the same order.")
+        f"the data's classes to the model's names or indices, or say --in-order if they stand in the same order."
+    )
 
 
 def in_order(data: Sequence[str], K: int) -> Array:

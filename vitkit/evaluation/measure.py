@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import InputError
-from vitkit.evaluation.logits import Array, Outputs
+from vitkit.evaluation.logits import Outputs
+from vitkit.types import Array
 
-BINS = 15                 # of the reliability diagram: "On Calibration of Modern Neural Networks", arXiv 1706.04599
-RESAMPLES = 10_000        # of the bootstrap
-ROWS = 4_096              # that are looked at together: memory stays that of the logits
-MOST_CLASSES = 2_000      # up to which the confusion matrix is written out
+BINS = 15  # of the reliability diagram: "On Calibration of Modern Neural Networks", arXiv 1706.04599
+RESAMPLES = 10_000  # of the bootstrap
+ROWS = 4_096  # that are looked at together: memory stays that of the logits
+MOST_CLASSES = 2_000  # up to which the confusion matrix is written out
 
 
 @dataclass(frozen=True)
@@ -108,21 +109,35 @@ def measure(outputs: Outputs, class_names: Sequence[str] | None = None, *, worst
     if len(names) != K:
         raise InputError(f"Expected one name for each of the {K} outputs; got {len(names)}.")
     if N == 0 or labels.min() < 0 or labels.max() >= K:
-        raise InputError(f"Expected at least one image and labels between 0 and {K - 1}; got {N} images"
-                         + (f" and labels from {labels.min()} to {labels.max()}." if N else "."))
+        raise InputError(
+            f"Expected at least one image and labels between 0 and {K - 1}; got {N} images"
+            + (f" and labels from {labels.min()} to {labels.max()}." if N else ".")
+        )
     predicted, rank, confidence, truth = answers(outputs.logits, labels)
     bins = reliability(confidence, rank == 0)
     scores, matrix, pairs = by_class(labels, predicted, names)
     wrong = np.flatnonzero(rank > 0)
     wrong = wrong[np.argsort(-confidence[wrong], kind="stable")][:worst]
     return Measures(
-        n=N, top1=float((rank == 0).mean()), top5=float((rank < 5).mean()),
-        ci95=bootstrap(rank == 0, seed), top5_ci95=bootstrap(rank < 5, seed), nll=float(-truth.mean()),
+        n=N,
+        top1=float((rank == 0).mean()),
+        top5=float((rank < 5).mean()),
+        ci95=bootstrap(rank == 0, seed),
+        top5_ci95=bootstrap(rank < 5, seed),
+        nll=float(-truth.mean()),
         ece=sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / N,
         macro_f1=float(np.mean([score.f1 for score in scores if score.support])),
-        per_class=scores, confusion=matrix, confused=pairs, reliability=bins,
-        worst=tuple(Wrong(outputs.names[i], names[labels[i]], names[predicted[i]], float(confidence[i]),
-                          float(np.exp(truth[i]))) for i in wrong))
+        per_class=scores,
+        confusion=matrix,
+        confused=pairs,
+        reliability=bins,
+        worst=tuple(
+            Wrong(
+                outputs.names[i], names[labels[i]], names[predicted[i]], float(confidence[i]), float(np.exp(truth[i]))
+            )
+            for i in wrong
+        ),
+    )
 
 
 def answers(logits: Array, labels: Array) -> tuple[Array, Array, Array, Array]:
@@ -134,10 +149,10 @@ def answers(logits: Array, labels: Array) -> tuple[Array, Array, Array, Array]:
     """
     parts = []
     for start in range(0, len(labels), ROWS):
-        part, label = logits[start:start + ROWS].astype(np.float64), labels[start:start + ROWS]
+        part, label = logits[start : start + ROWS].astype(np.float64), labels[start : start + ROWS]
         said, at = part.argmax(1), np.arange(len(part))
         log_p = part - part.max(1, keepdims=True)
-        log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))                              # [ROWS, K]
+        log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))  # [ROWS, K]
         parts.append((said, ranks(part, label), np.exp(log_p[at, said]), log_p[at, label]))
     predicted, rank, confidence, truth = (np.concatenate(column) for column in zip(*parts))
     return predicted, rank, confidence, truth
@@ -150,7 +165,7 @@ def ranks(logits: Array, labels: Array) -> Array:
         logits: [N, K].
         labels: [N].
     """
-    own = np.take_along_axis(logits, labels[:, None], 1)                                  # [N, 1]
+    own = np.take_along_axis(logits, labels[:, None], 1)  # [N, 1]
     before = np.arange(logits.shape[1]) < labels[:, None]
     return ((logits > own) | ((logits == own) & before)).sum(1)
 
@@ -178,13 +193,24 @@ def reliability(confidence: Array, right: Array) -> tuple[Bin, ...]:
         right: [N] whether it was right.
     """
     place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    return tuple(Bin(low=b / BINS, high=(b + 1) / BINS, count=int(here.sum()),
-                     confidence=float(confidence[here].mean()), accuracy=float(right[here].mean()))
-                 for b in range(BINS) if (here := place == b).any())
+    return tuple(
+        Bin(
+            low=b / BINS,
+            high=(b + 1) / BINS,
+            count=int(here.sum()),
+            confidence=float(confidence[here].mean()),
+            accuracy=float(right[here].mean()),
+        )
+        for b in range(BINS)
+        if (here := place == b).any()
+    )
 
 
-def by_class(labels: Array, predicted: Array, names: Sequence[str],
-             ) -> tuple[tuple[ClassScore, ...], Array | None, tuple[tuple[str, str, int], ...]]:
+def by_class(
+    labels: Array,
+    predicted: Array,
+    names: Sequence[str],
+) -> tuple[tuple[ClassScore, ...], Array | None, tuple[tuple[str, str, int], ...]]:
     """Scores of each class, the confusion matrix, and its largest entries off the diagonal.
 
     Args:
@@ -198,14 +224,22 @@ def by_class(labels: Array, predicted: Array, names: Sequence[str],
     cells, counts = np.unique(labels.astype(np.int64) * K + predicted, return_counts=True)
     off = cells // K != cells % K
     most = np.argsort(-counts[off], kind="stable")[:50]
-    confused = tuple((names[cell // K], names[cell % K], int(count))
-                     for cell, count in zip(cells[off][most], counts[off][most]))
+    confused = tuple(
+        (names[cell // K], names[cell % K], int(count)) for cell, count in zip(cells[off][most], counts[off][most])
+    )
     matrix = np.zeros((K, K) if K <= MOST_CLASSES else (0, 0), np.int64)
     if matrix.size:
         matrix.flat[cells] = counts
-    scores = tuple(ClassScore(name=name, precision=_share(right[k], said[k]), recall=_share(right[k], support[k]),
-                              f1=_share(2 * right[k], said[k] + support[k]), support=int(support[k]))
-                   for k, name in enumerate(names))
+    scores = tuple(
+        ClassScore(
+            name=name,
+            precision=_share(right[k], said[k]),
+            recall=_share(right[k], support[k]),
+            f1=_share(2 * right[k], said[k] + support[k]),
+            support=int(support[k]),
+        )
+        for k, name in enumerate(names)
+    )
     return scores, matrix if matrix.size else None, confused
 
 

@@ -10,8 +10,8 @@ from importlib import resources
 import torch
 
 from vitkit.errors import InputError
+from vitkit.model.classifier import Classifier
 from vitkit.model.config import InputSpec
-from vitkit.model.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def class_names(spec: InputSpec, K: int) -> tuple[str, ...]:
     return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))
 
 
-def outputs_of(predictor: Predictor) -> int:
+def outputs_of(predictor: Classifier) -> int:
     """K: from the class names, the configuration, or one blank image.
 
     Args:
@@ -57,8 +57,10 @@ def outputs_of(predictor: Predictor) -> int:
     """
     spec, config = predictor.input_spec, getattr(predictor, "config", None)
     if config is not None and not config.num_classes:
-        raise InputError("These weights have no head, so that they predict nothing; give them one with `vitkit probe "
-                         "DATA --from WEIGHTS`.")
+        raise InputError(
+            "These weights have no head, so that they predict nothing; give them one with `vitkit probe "
+            "DATA --from WEIGHTS`."
+        )
     if spec.class_names:
         return len(spec.class_names)
     if config is not None:

@@ -16,13 +16,14 @@ from vitkit.data.base import Source
 from vitkit.data.decode import Raw
 from vitkit.data.folder import ENDINGS
 from vitkit.data.loader import BadImages, EvalLoader
-from vitkit.data.names import natural
+from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, DataError, InputError
-from vitkit.evaluation.logits import Array, stream
+from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import class_names, outputs_of
-from vitkit.model.predictor import Predictor, device_of
+from vitkit.model.classifier import Classifier, device_of
+from vitkit.types import Array
 
-Given = str | Path | bytes | Image.Image | Array        # one image, or (a string or path) a folder or a pattern
+Given = str | Path | bytes | Image.Image | Array  # one image, or (a string or path) a folder or a pattern
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,12 @@ def files(place: str | Path) -> list[str]:
     """
     path = os.path.expanduser(place)
     if os.path.isdir(path):
-        found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names
-                 if name.lower().endswith(ENDINGS) and not name.startswith(".")]
+        found = [
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(path)
+            for name in names
+            if name.lower().endswith(ENDINGS) and not name.startswith(".")
+        ]
         if not found:
             raise DataError(f"The folder {place} holds no images.")
     elif not os.path.exists(path) and glob.has_magic(path):
@@ -129,7 +134,7 @@ def files(place: str | Path) -> list[str]:
         if not found:
             raise DataError(f"No file fits {str(place)!r}.")
     else:
-        return [str(path)]      # whether it can be read is found out, and said, where it is read
+        return [str(path)]  # whether it can be read is found out, and said, where it is read
     return sorted(found, key=natural)
 
 
@@ -141,17 +146,29 @@ def image(given: bytes | Image.Image | Array) -> Raw:
     """
     if isinstance(given, bytes | Image.Image):
         return given
-    if isinstance(given, np.ndarray) and given.dtype == np.uint8 and \
-            (given.ndim == 2 or (given.ndim == 3 and given.shape[2] in (1, 3, 4))):
+    if (
+        isinstance(given, np.ndarray)
+        and given.dtype == np.uint8
+        and (given.ndim == 2 or (given.ndim == 3 and given.shape[2] in (1, 3, 4)))
+    ):
         return Image.fromarray(given[:, :, 0] if given.ndim == 3 and given.shape[2] == 1 else given)
     what = f"{given.dtype}{list(given.shape)}" if hasattr(given, "dtype") else type(given).__name__
-    raise InputError(f"Expected a path, bytes, a Pillow image or an array [height, width, 1, 3 or 4 channels] of "
-                     f"uint8; got {what}. Pixels that are normalised already go into the model itself.")
+    raise InputError(
+        f"Expected a path, bytes, a Pillow image or an array [height, width, 1, 3 or 4 channels] of "
+        f"uint8; got {what}. Pixels that are normalised already go into the model itself."
+    )
 
 
-def predictions(model: Predictor, images: Given | Iterable[Given] | Images, *, top: int = 5, batch_size: int = 64,
-                workers: int | None = 0, bad_images: BadImages = "fail",
-                on_bad: Callable[[str, str], None] | None = None) -> Iterator[Prediction]:
+def predictions(
+    model: Classifier,
+    images: Given | Iterable[Given] | Images,
+    *,
+    top: int = 5,
+    batch_size: int = 64,
+    workers: int | None = 0,
+    bad_images: BadImages = "fail",
+    on_bad: Callable[[str, str], None] | None = None,
+) -> Iterator[Prediction]:
     """`predict`, one image after the other as they are done: for more images than memory should hold.
 
     Args:
@@ -167,16 +184,30 @@ def predictions(model: Predictor, images: Given | Iterable[Given] | Images, *, t
         raise InputError(f"top must be at least 1; got {top}.")
     names = class_names(model.input_spec, outputs_of(model))
     source = images if isinstance(images, Images) else Images(images)
-    loader = EvalLoader(source, model.input_spec, batch_size=batch_size, workers=workers, device=device_of(model),
-                        bad_images=bad_images, on_bad=on_bad)
+    loader = EvalLoader(
+        source,
+        model.input_spec,
+        batch_size=batch_size,
+        workers=workers,
+        device=device_of(model),
+        bad_images=bad_images,
+        on_bad=on_bad,
+    )
     for logits, index in stream(model, loader):
         for p, i in zip(softmax(logits), index):
             best = np.argsort(-p, kind="stable")[:top]
             yield Prediction(source.names[int(i)], tuple(Guess(names[k], int(k), float(p[k])) for k in best))
 
 
-def predict(model: Predictor, images: Given | Iterable[Given], *, top: int = 5, batch_size: int = 64,
-            workers: int | None = 0, bad_images: BadImages = "fail") -> Predictions:
+def predict(
+    model: Classifier,
+    images: Given | Iterable[Given],
+    *,
+    top: int = 5,
+    batch_size: int = 64,
+    workers: int | None = 0,
+    bad_images: BadImages = "fail",
+) -> Predictions:
     """Classify images.
 
     Args:
@@ -192,8 +223,17 @@ def predict(model: Predictor, images: Given | Iterable[Given], *, top: int = 5, 
         One Prediction for each image, in their order.
     """
     skipped: list[tuple[str, str]] = []
-    found = list(predictions(model, images, top=top, batch_size=batch_size, workers=workers, bad_images=bad_images,
-                             on_bad=lambda name, why: skipped.append((name, why))))
+    found = list(
+        predictions(
+            model,
+            images,
+            top=top,
+            batch_size=batch_size,
+            workers=workers,
+            bad_images=bad_images,
+            on_bad=lambda name, why: skipped.append((name, why)),
+        )
+    )
     return Predictions(found, skipped)
 
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.explain.looking import Array, Pixels, batches, grid_of, looking, needs_head, reader, targets_of, to_array
+from vitkit.explain.common import Pixels, batches, eval_mode, grid_of, needs_head, reader, targets_of, to_array
 from vitkit.model.vit import ViT
+from vitkit.types import Array
 
 
 def attentions(vit: ViT, x: Tensor, query: Tensor | None = None) -> Iterator[Tensor]:
     """Yield A of Eq. 6 of one layer after another, [B, heads of the layer, T or queries, T]."""
-    for block, z in zip(vit.blocks, vit.states(x), strict=False):     # the last state is not needed
+    for block, z in zip(vit.blocks, vit.states(x), strict=False):  # the last state is not needed
         yield block.msa.attention(block.norm1(z), block.msa.heads, query)
 
 
@@ -37,13 +38,13 @@ def class_attention(model: nn.Module, pixels: Tensor) -> Array:
     Returns:
         [B, L, h, T]; rows sum to one, and are NaN for pruned heads.
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         rows, _ = reader(vit)
         c = vit.config
         query = torch.arange(c.num_prefix_tokens + math.prod(grid_of(vit, x)), device=x.device)[rows]
         result = None
         for layer, A in enumerate(attentions(vit, x, query)):
-            read = to_array(A.mean(2))                                                    # [B, heads, T]
+            read = to_array(A.mean(2))  # [B, heads, T]
             if result is None:
                 result = np.full((len(x), c.num_hidden_layers, c.num_attention_heads, A.shape[-1]), np.nan, np.float32)
             result[:, layer, list(vit.blocks[layer].msa.heads)] = read
@@ -62,11 +63,11 @@ def rollout(model: nn.Module, pixels: Tensor) -> Array:
     Returns:
         [B, T]: how much of each input token reaches what the head reads; sums to one.
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         rows, _ = reader(vit)
         R: Tensor | None = None
         for A in attentions(vit, x):
-            mixed = A.mean(1) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)    # [B, T, T]
+            mixed = A.mean(1) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)  # [B, T, T]
             mixed = mixed / mixed.sum(-1, keepdim=True)
             R = mixed if R is None else mixed @ R
     assert R is not None
@@ -80,16 +81,16 @@ def written_out(vit: ViT, z: Tensor) -> tuple[Tensor, list[Tensor]]:
     """
     seen = []
     for block in vit.blocks:
-        q, k, v = block.msa.project(block.norm1(z))                                       # Eq. 5
-        A = (q @ k.mT / block.msa.head_size ** 0.5).softmax(-1)                           # Eq. 6
+        q, k, v = block.msa.project(block.norm1(z))  # Eq. 5
+        A = (q @ k.mT / block.msa.head_size**0.5).softmax(-1)  # Eq. 6
         seen.append(A)
-        z = block.residual1(block.msa.out((A @ v).transpose(1, 2).flatten(2))) + z        # Eqs. 7, 8, 2
-        z = block.residual2(block.mlp(block.norm2(z))) + z                                # Eq. 3
+        z = block.residual1(block.msa.out((A @ v).transpose(1, 2).flatten(2))) + z  # Eqs. 7, 8, 2
+        z = block.residual2(block.mlp(block.norm2(z))) + z  # Eq. 3
     c = vit.config
     if c.pool == "cls":
-        y = vit.norm(z[:, 0])                                                             # Eq. 4
+        y = vit.norm(z[:, 0])  # Eq. 4
     else:
-        z = z[:, c.num_prefix_tokens:]
+        z = z[:, c.num_prefix_tokens :]
         y = vit.norm(z.mean(1)) if c.norm_after_pool else vit.norm(z).mean(1)
     return vit.head(torch.tanh(vit.pre_logits(y)) if vit.pre_logits is not None else y), seen
 
@@ -108,7 +109,7 @@ def gradient_rollout(model: nn.Module, pixels: Tensor, target: int | None = None
     Returns:
         [B, T]: relevance of each input token; not below zero, without unit.
     """
-    with torch.inference_mode(False), torch.enable_grad(), looking(model, pixels) as (vit, x):
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, pixels) as (vit, x):
         needs_head(vit, "Gradient-weighted rollout")
         rows, _ = reader(vit)
         z = vit.embed(x.clone() if x.is_inference() else x).detach().requires_grad_()
@@ -116,19 +117,19 @@ def gradient_rollout(model: nn.Module, pixels: Tensor, target: int | None = None
         chosen = logits.gather(1, targets_of(logits, target)[:, None]).sum()
         R: Tensor | None = None
         for A, gradient in zip(seen, torch.autograd.grad(chosen, seen), strict=True):
-            weighted = (gradient * A.detach()).clamp(min=0).mean(1).float()               # [B, T, T]
+            weighted = (gradient * A.detach()).clamp(min=0).mean(1).float()  # [B, T, T]
             if R is None:
                 R = torch.eye(A.shape[-1], device=A.device).expand(len(x), -1, -1)
             R = R + weighted @ R
         assert R is not None
         itself = torch.eye(R.shape[-1], device=R.device)
-        return to_array((R - itself)[:, rows].mean(1))       # the identity is the start, not a finding
+        return to_array((R - itself)[:, rows].mean(1))  # the identity is the start, not a finding
 
 
 def distances(grid: tuple[int, int], patch_size: int) -> Tensor:
     """Pixels between the centres of any two patches, [N, N]."""
     rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    places = torch.stack([rows.flatten(), columns.flatten()], 1).float() * patch_size     # [N, 2]
+    places = torch.stack([rows.flatten(), columns.flatten()], 1).float() * patch_size  # [N, 2]
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -149,16 +150,16 @@ def attention_distance(model: nn.Module, pixels: Pixels) -> Array:
     total: Array | None = None
     images = 0
     for part in batches(pixels):
-        with looking(model, part) as (vit, x):
+        with eval_mode(model, part) as (vit, x):
             c = vit.config
             if total is None:
                 total = np.full((c.num_hidden_layers, c.num_attention_heads), np.nan)
                 for layer, block in enumerate(vit.blocks):
                     total[layer, list(block.msa.heads)] = 0.0
-            far = distances(grid_of(vit, x), c.patch_size).to(x.device)                   # [N, N]
+            far = distances(grid_of(vit, x), c.patch_size).to(x.device)  # [N, N]
             for layer, A in enumerate(attentions(vit, x)):
-                a = A[:, :, c.num_prefix_tokens:, c.num_prefix_tokens:].float()           # [B, h, N, N]
-                mean = (a * far).sum(-1) / a.sum(-1).clamp(min=1e-12)                     # [B, h, N]
+                a = A[:, :, c.num_prefix_tokens :, c.num_prefix_tokens :].float()  # [B, h, N, N]
+                mean = (a * far).sum(-1) / a.sum(-1).clamp(min=1e-12)  # [B, h, N]
                 total[layer, list(vit.blocks[layer].msa.heads)] += to_array(mean.mean(-1).sum(0)).astype(np.float64)
         images += len(part)
     if total is None:

@@ -79,7 +79,14 @@ def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
     rows = []
     for module, (given, result, *_) in shapes.items():
         trains = [p.requires_grad for p in module.parameters()]
-        rows.append(Row(name=names[module], kind=type(module).__name__, input=given, output=result,
-                        parameters=sum(p.numel() for p in module.parameters()),
-                        trainable=any(trains) if trains else None))
+        rows.append(
+            Row(
+                name=names[module],
+                kind=type(module).__name__,
+                input=given,
+                output=result,
+                parameters=sum(p.numel() for p in module.parameters()),
+                trainable=any(trains) if trains else None,
+            )
+        )
     return rows

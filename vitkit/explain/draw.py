@@ -27,17 +27,17 @@ from PIL import Image
 
 from vitkit.errors import OutputError
 from vitkit.explain.pixels import FRAME, enlarged, framed, jpeg, overlay, png, shrunk, spotlight, spread, unit
+from vitkit.types import Array
 
 # `Figure` is the name that other files know matplotlib by; pixels are drawn with too, so `draw` has them all.
 __all__ = ["FRAME", "Figure", "enlarged", "framed", "jpeg", "overlay", "png", "shrunk", "spotlight", "spread", "unit"]
 
-Array = NDArray[Any]
 
 INK = "#3d4658"
 SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
 HEAT, SIGNED = "inferno", "viridis"
 DPI = 110
-LIGHT = 60_000           # bytes from which a picture inside a page is packed smaller
+LIGHT = 60_000  # bytes from which a picture inside a page is packed smaller
 
 
 def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArray[Any]:
@@ -81,11 +81,17 @@ def save(figure: Figure, *paths: Path) -> Path:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _quiet("vitkit"):
-                figure.savefig(path, bbox_inches="tight", dpi=DPI, facecolor="white",
-                               metadata={"Date": None} if path.suffix == ".svg" else None)
+                figure.savefig(
+                    path,
+                    bbox_inches="tight",
+                    dpi=DPI,
+                    facecolor="white",
+                    metadata={"Date": None} if path.suffix == ".svg" else None,
+                )
         except OSError as error:
-            raise OutputError(f"Expected a place that can be written to; {path} cannot ({error.strerror}). Choose "
-                              f"another with --out.") from error
+            raise OutputError(
+                f"Expected a place that can be written to; {path} cannot ({error.strerror}). Choose another with --out."
+            ) from error
     return paths[0]
 
 
@@ -101,7 +107,7 @@ def inline(figure: Figure, label: str) -> str:
     with _quiet(label):
         figure.savefig(out, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
     text = out.getvalue()
-    text = text[text.index("<svg"):].replace(INK, "currentColor")
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _lighter, text)
     # Identifiers must differ between the drawings of one page.
@@ -124,9 +130,19 @@ def _lighter(found: re.Match[str]) -> str:
     return f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-def tiles(pictures: Sequence[Array | None], columns: int, *, title: str = "", names: Sequence[str] = (),
-          side: float = 1.6, left: Sequence[str] = (), top: Sequence[str] = (), scale: str | None = None,
-          limits: tuple[float, float] | None = None, bar: str | None = None) -> Figure:
+def tiles(
+    pictures: Sequence[Array | None],
+    columns: int,
+    *,
+    title: str = "",
+    names: Sequence[str] = (),
+    side: float = 1.6,
+    left: Sequence[str] = (),
+    top: Sequence[str] = (),
+    scale: str | None = None,
+    limits: tuple[float, float] | None = None,
+    bar: str | None = None,
+) -> Figure:
     """Pictures side by side, row after row.
 
     Args:
@@ -146,17 +162,21 @@ def tiles(pictures: Sequence[Array | None], columns: int, *, title: str = "", na
     cells = [_coloured(p, scale or HEAT, low, high, round(side * 1.4 * DPI)) for p in pictures if p is not None]
     H, W = cells[0].shape[:2] if cells else (1, 1)
     gap = max(round(W * 0.04), 1)
-    above = max(round(0.18 * W / side), 1) if len(names) else 0      # room for a line of text, in the pictures' pixels
+    above = max(round(0.18 * W / side), 1) if len(names) else 0  # room for a line of text, in the pictures' pixels
     down, across = H + gap + above, W + gap
-    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)      # one picture is drawn at once
-    figure = Figure(figsize=(columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
-                             rows * side * down / W + (0.55 if title else 0.1) + (0.2 if top else 0)),
-                    layout="constrained")
+    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)  # one picture is drawn at once
+    figure = Figure(
+        figsize=(
+            columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
+            rows * side * down / W + (0.55 if title else 0.1) + (0.2 if top else 0),
+        ),
+        layout="constrained",
+    )
     axis: Axes = _axes(figure)[0, 0]
     places = [(i // columns, i % columns) for i, picture in enumerate(pictures) if picture is not None]
     for (r, c), cell in zip(places, cells, strict=True):
         x, y = c * across, r * down + above
-        sheet[y:y + H, x:x + W, :3], sheet[y:y + H, x:x + W, 3] = cell, 255
+        sheet[y : y + H, x : x + W, :3], sheet[y : y + H, x : x + W, 3] = cell, 255
         if names:
             axis.text(x + W / 2, y - above * 0.2, names[r * columns + c], fontsize=7, ha="center", va="bottom")
     axis.imshow(sheet, interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
@@ -195,8 +215,9 @@ def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
     figure = Figure(figsize=(6, 4.2), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
     for j in range(values.shape[1]):
-        axis.scatter(range(len(values)), values[:, j], s=22, color=SERIES[j % len(SERIES)], alpha=0.85,
-                     label=f"{name} {j + 1}")
+        axis.scatter(
+            range(len(values)), values[:, j], s=22, color=SERIES[j % len(SERIES)], alpha=0.85, label=f"{name} {j + 1}"
+        )
     axis.set(title=title, xlabel=x, ylabel=y)
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -206,8 +227,15 @@ def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
     return figure
 
 
-def lines(series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | Array]], *, title: str, x: str, y: str,
-          diagonal: bool = False, from_zero: bool = False) -> Figure:
+def lines(
+    series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | Array]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    diagonal: bool = False,
+    from_zero: bool = False,
+) -> Figure:
     """Lines over one axis.
 
     Args:
@@ -236,7 +264,7 @@ def lines(series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | 
 
 def short(names: Sequence[str], most: int = 24) -> list[str]:
     """Names that leave room for what they name: long ones are cut, with a sign that they are."""
-    return [name if len(name) <= most else f"{name[:most - 1]}…" for name in names]
+    return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
 
 
 def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:
@@ -282,14 +310,29 @@ def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -
         axis.set_yticks(range(K), named, fontsize=8)
         for (r, c), value in np.ndenumerate(counts):
             if value:
-                axis.text(c, r, f"{value:g}", ha="center", va="center", fontsize=8 if K <= 12 else 6,
-                          color="white" if share[r, c] > 0.55 else "#20324a")
+                axis.text(
+                    c,
+                    r,
+                    f"{value:g}",
+                    ha="center",
+                    va="center",
+                    fontsize=8 if K <= 12 else 6,
+                    color="white" if share[r, c] > 0.55 else "#20324a",
+                )
     axis.set(title=title, xlabel=x, ylabel=y)
     return figure
 
 
-def values(table: Array, *, title: str, x: str, y: str, tall: float = 3.0, bar: str = "value",
-           marks: Mapping[int, str] | None = None) -> Figure:
+def values(
+    table: Array,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    tall: float = 3.0,
+    bar: str = "value",
+    marks: Mapping[int, str] | None = None,
+) -> Figure:
     """A table of numbers as colours, stretched to be seen: rows down, columns across.
 
     Args:
@@ -328,16 +371,28 @@ def patches(image: NDArray[np.uint8], cut: NDArray[np.uint8], path: Path, title:
     figure.suptitle(title)
     height, width = image.shape[:2]
     for name, picture, words in (
-            ("image", image, f"image: {height} x {width} x {channels}"),
-            ("grid", sheet, f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} "
-                            f"({P * P * channels} numbers each)"),
-            ("row", sheet[:P], f"the first row: patches 1 to {columns}")):
+        ("image", image, f"image: {height} x {width} x {channels}"),
+        (
+            "grid",
+            sheet,
+            f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} "
+            f"({P * P * channels} numbers each)",
+        ),
+        ("row", sheet[:P], f"the first row: patches 1 to {columns}"),
+    ):
         axes[name].imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", vmin=0, vmax=255)
         axes[name].set_title(words, fontsize=10)
         axes[name].set_axis_off()
     size = min(max(90 / max(rows, columns), 2.5), 9)
     for r in range(rows):
         for c in range(columns):
-            axes["grid"].text(c * step + 0.5, r * step + 0.5, str(r * columns + c + 1), fontsize=size, va="top",
-                              color="white", bbox={"facecolor": "black", "alpha": 0.45, "pad": 0.4, "lw": 0})
+            axes["grid"].text(
+                c * step + 0.5,
+                r * step + 0.5,
+                str(r * columns + c + 1),
+                fontsize=size,
+                va="top",
+                color="white",
+                bbox={"facecolor": "black", "alpha": 0.45, "pad": 0.4, "lw": 0},
+            )
     return save(figure, path)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.explain.looking import Array, Grid, beneath, grid_of, looking, patch_at, to_array
+from vitkit.explain.common import Grid, eval_mode, grid_of, patch_at, to_array, unwrap
+from vitkit.types import Array
 
 
 @torch.no_grad()
@@ -22,12 +23,12 @@ def filters(model: nn.Module, count: int = 28) -> tuple[Array, Array]:
     Returns:
         [count, P, P, C] of unit length, most important first, and each one's share of the variance [count].
     """
-    E = beneath(model).patch_embedding.projection.weight.float()                          # [D, C, P, P]
+    E = unwrap(model).patch_embedding.projection.weight.float()  # [D, C, P, P]
     C, P = E.shape[1:3]
     flat = E.flatten(1) - E.flatten(1).mean(0)
-    _, s, v = torch.linalg.svd(flat, full_matrices=False)                                 # v: [n, C P P]
+    _, s, v = torch.linalg.svd(flat, full_matrices=False)  # v: [n, C P P]
     n = min(count, len(v))
-    share = s ** 2 / (s ** 2).sum().clamp(min=1e-12)
+    share = s**2 / (s**2).sum().clamp(min=1e-12)
     parts = v[:n].view(n, C, P, P).permute(0, 2, 3, 1)
     # A component's sign is arbitrary: its largest entry is made positive, so that weights have one picture.
     largest = parts.flatten(1).gather(1, parts.flatten(1).abs().argmax(1, keepdim=True)).sign()
@@ -44,9 +45,9 @@ def position_similarity(model: nn.Module) -> Array:
     Returns:
         [rows, columns, rows, columns]: entry [r, c] is the map of the patch in row r, column c.
     """
-    vit = beneath(model)
+    vit = unwrap(model)
     rows, columns = grid = vit.positions.grid
-    table = vit.positions.table[0, -rows * columns:].double()                             # without the class token's
+    table = vit.positions.table[0, -rows * columns :].double()  # without the class token's
     unit = F.normalize(table, dim=-1)
     return to_array((unit @ unit.T).float().clamp(-1, 1)).reshape(*grid, *grid)
 
@@ -64,7 +65,7 @@ def patch_similarity(model: nn.Module, pixels: Tensor, patch: Grid | None = None
     Returns:
         [B, rows, columns], between -1 and 1.
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         L, grid = vit.config.num_hidden_layers, grid_of(vit, x)
         row, column = patch_at(patch, grid)
         if layer is None:
@@ -73,6 +74,6 @@ def patch_similarity(model: nn.Module, pixels: Tensor, patch: Grid | None = None
             z = vit.hidden_states(x)[layer]
         else:
             raise InputError(f"Expected a layer between 0 (after the embedding) and {L}; got {layer}.")
-        unit = F.normalize(z[:, vit.config.num_prefix_tokens:].float(), dim=-1)           # [B, N, D]
-        one = unit[:, row * grid[1] + column]                                             # [B, D]
+        unit = F.normalize(z[:, vit.config.num_prefix_tokens :].float(), dim=-1)  # [B, N, D]
+        one = unit[:, row * grid[1] + column]  # [B, D]
         return to_array((unit @ one[:, :, None])[..., 0].clamp(-1, 1)).reshape(len(x), *grid)

@@ -6,7 +6,7 @@ map by hiding (or showing) patches in the order in which the map ranks them (Pet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.explain.looking import Array, Grid, grid_of, looking, needs_head, targets_of, to_array
+from vitkit.explain.common import Grid, eval_mode, grid_of, needs_head, targets_of, to_array
 from vitkit.model.vit import ViT
-
-Progress = Callable[[int, int], None]       # done, of how many
+from vitkit.types import Array, Progress
 
 
 @torch.no_grad()
@@ -28,8 +27,15 @@ def _probability(vit: ViT, x: Tensor, target: int, batch: int) -> Tensor:
 
 
 @torch.no_grad()
-def occlusion(model: nn.Module, pixels: Tensor, target: int | None = None, *, window: int | None = None,
-              batch: int = 32, progress: Progress | None = None) -> Array:
+def occlusion(
+    model: nn.Module,
+    pixels: Tensor,
+    target: int | None = None,
+    *,
+    window: int | None = None,
+    batch: int = 32,
+    progress: Progress | None = None,
+) -> Array:
     """How much the class's log-probability falls when a square of patches is covered with the mean colour.
 
     Args:
@@ -43,7 +49,7 @@ def occlusion(model: nn.Module, pixels: Tensor, target: int | None = None, *, wi
     Returns:
         [B, rows, columns]: the fall for the square centred on each patch; below zero where covering it helped.
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         needs_head(vit, "Occlusion")
         P, (rows, columns) = vit.config.patch_size, grid_of(vit, x)
         window = (3 if min(rows, columns) >= 7 else 1) if window is None else window
@@ -56,10 +62,10 @@ def occlusion(model: nn.Module, pixels: Tensor, target: int | None = None, *, wi
         for i, (image, label) in enumerate(zip(x, targets_of(logits, target).tolist(), strict=True)):
             whole = float(logits[i].float().log_softmax(0)[label])
             for start in range(0, len(places), batch):
-                chosen = places[start:start + batch]
+                chosen = places[start : start + batch]
                 covered = image.expand(len(chosen), -1, -1, -1).clone()
                 for one, (r, c) in zip(covered, chosen, strict=True):
-                    one[:, max(r - reach, 0) * P:(r + reach + 1) * P, max(c - reach, 0) * P:(c + reach + 1) * P] = 0
+                    one[:, max(r - reach, 0) * P : (r + reach + 1) * P, max(c - reach, 0) * P : (c + reach + 1) * P] = 0
                 fall = whole - to_array(_probability(vit, covered, label, batch))
                 for value, (r, c) in zip(fall, chosen, strict=True):
                     result[i, r, c] = value
@@ -89,7 +95,7 @@ def _hidden(image: Tensor, cover: Tensor, order: Array, grid: Grid, P: int, step
     """The image with the first 0/steps, 1/steps, ... of `order` replaced by `cover`: [steps + 1, C, H, W]."""
     masks = torch.zeros(steps + 1, grid[0] * grid[1], dtype=torch.bool)
     for step in range(steps + 1):
-        masks[step, torch.from_numpy(order[:round(len(order) * step / steps)].copy())] = True
+        masks[step, torch.from_numpy(order[: round(len(order) * step / steps)].copy())] = True
     masks = masks.view(-1, 1, *grid).repeat_interleave(P, 2).repeat_interleave(P, 3).to(image.device)
     return torch.where(masks, cover, image)
 
@@ -102,8 +108,16 @@ def blurred(image: Tensor, P: int) -> Tensor:
 
 
 @torch.no_grad()
-def faithfulness(model: nn.Module, pixels: Tensor, maps: Mapping[str, Array], target: int | None = None, *,
-                 steps: int = 10, random: int = 3, seed: int = 0) -> dict[str, Faithfulness]:
+def faithfulness(
+    model: nn.Module,
+    pixels: Tensor,
+    maps: Mapping[str, Array],
+    target: int | None = None,
+    *,
+    steps: int = 10,
+    random: int = 3,
+    seed: int = 0,
+) -> dict[str, Faithfulness]:
     """Score maps of one image against each other and against a random order of patches.
 
     Args:
@@ -115,7 +129,7 @@ def faithfulness(model: nn.Module, pixels: Tensor, maps: Mapping[str, Array], ta
         random: random orders that are averaged under the name "random".
         seed: of those orders.
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         needs_head(vit, "Faithfulness")
         if len(x) != 1:
             raise InputError(f"Expected one image [1, C, H, W] to score maps of; got {list(x.shape)}.")
@@ -143,5 +157,7 @@ def faithfulness(model: nn.Module, pixels: Tensor, maps: Mapping[str, Array], ta
             result[name] = Faithfulness(
                 deletion=float(np.mean([s.deletion for s in scores])),
                 insertion=float(np.mean([s.insertion for s in scores])),
-                deleted=np.mean([s.deleted for s in scores], 0), inserted=np.mean([s.inserted for s in scores], 0))
+                deleted=np.mean([s.deleted for s in scores], 0),
+                inserted=np.mean([s.inserted for s in scores], 0),
+            )
     return result

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.explain import draw
-from vitkit.explain.looking import Arrays, image_of, looking, to_array
+from vitkit.explain.common import Arrays, eval_mode, image_of, to_array
 
 
 def cut(image: NDArray[np.uint8], patch_size: int) -> NDArray[np.uint8]:
@@ -28,8 +28,10 @@ def cut(image: NDArray[np.uint8], patch_size: int) -> NDArray[np.uint8]:
     height, width, channels = image.shape
     P = patch_size
     if height % P or width % P:
-        raise InputError(f"Expected an image whose sides are multiples of the patch size {P}; got {height} x {width}. "
-                         f"Resize it to {max(height // P, 1) * P} x {max(width // P, 1) * P}.")
+        raise InputError(
+            f"Expected an image whose sides are multiples of the patch size {P}; got {height} x {width}. "
+            f"Resize it to {max(height // P, 1) * P} x {max(width // P, 1) * P}."
+        )
     return image.reshape(height // P, P, width // P, P, channels).swapaxes(1, 2)
 
 
@@ -45,66 +47,104 @@ def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
         image [H, W, 3]; patches [rows, columns, P, P, 3]; maps [D, rows, columns], the patch embedding as feature
         maps of a convolution; embedded [N, D]; positions [class token and N, D]; sequence z_0 [T, D].
     """
-    with looking(model, pixels) as (vit, x):
+    with eval_mode(model, pixels) as (vit, x):
         if len(x) != 1:
             raise InputError(f"Expected one image [1, C, H, W]; got {list(x.shape)}.")
-        maps = vit.patch_embedding.projection(x)                                          # [1, D, rows, columns]
+        maps = vit.patch_embedding.projection(x)  # [1, D, rows, columns]
         grid = (maps.shape[2], maps.shape[3])
         image = image_of(x, vit)[0]
-        return {"image": image, "patches": cut(image, vit.config.patch_size), "maps": to_array(maps[0]),
-                "embedded": to_array(maps.flatten(2).mT[0]), "positions": to_array(vit.positions(grid)[0]),
-                "sequence": to_array(vit.embed(x)[0]), "channels": np.array(vit.config.num_channels),
-                "prefix": np.array(vit.config.num_prefix_tokens), "class_token": np.array(vit.config.class_token)}
+        return {
+            "image": image,
+            "patches": cut(image, vit.config.patch_size),
+            "maps": to_array(maps[0]),
+            "embedded": to_array(maps.flatten(2).mT[0]),
+            "positions": to_array(vit.positions(grid)[0]),
+            "sequence": to_array(vit.embed(x)[0]),
+            "channels": np.array(vit.config.num_channels),
+            "prefix": np.array(vit.config.num_prefix_tokens),
+            "class_token": np.array(vit.config.class_token),
+        }
 
 
 def _image(a: Arrays) -> draw.Figure:
     H, W = a["image"].shape[:2]
-    return draw.tiles([a["image"]], 1, side=4,
-                      title=f"The image: {H} x {W} x {a['channels']} (height, width, channels)")
+    return draw.tiles(
+        [a["image"]], 1, side=4, title=f"The image: {H} x {W} x {a['channels']} (height, width, channels)"
+    )
 
 
 def _row(a: Arrays) -> draw.Figure:
     rows, columns, P = a["patches"].shape[:3]
-    return draw.tiles(list(a["patches"][rows // 2]), columns, side=0.7,
-                      names=[str(rows // 2 * columns + c + 1) for c in range(columns)],
-                      title=f"Row {rows // 2 + 1} of {rows}: {columns} patches of {P} x {P} x {a['channels']}")
+    return draw.tiles(
+        list(a["patches"][rows // 2]),
+        columns,
+        side=0.7,
+        names=[str(rows // 2 * columns + c + 1) for c in range(columns)],
+        title=f"Row {rows // 2 + 1} of {rows}: {columns} patches of {P} x {P} x {a['channels']}",
+    )
 
 
 def _grid(a: Arrays) -> draw.Figure:
     rows, columns, P = a["patches"].shape[:3]
-    return draw.tiles([a["patches"][r, c] for r in range(rows) for c in range(columns)], columns,
-                      side=min(0.55, 9 / columns), names=[str(i + 1) for i in range(rows * columns)],
-                      title=f"All patches: {rows} x {columns} = {rows * columns} of {P} x {P} x {a['channels']}")
+    return draw.tiles(
+        [a["patches"][r, c] for r in range(rows) for c in range(columns)],
+        columns,
+        side=min(0.55, 9 / columns),
+        names=[str(i + 1) for i in range(rows * columns)],
+        title=f"All patches: {rows} x {columns} = {rows * columns} of {P} x {P} x {a['channels']}",
+    )
 
 
 def _maps(a: Arrays, count: int = 10, seed: int = 0) -> draw.Figure:
     D, rows, columns = a["maps"].shape
     chosen = np.sort(np.random.default_rng(seed).permutation(D)[:count])
-    return draw.tiles([a["maps"][k] for k in chosen], min(count, 5), side=1.5, names=[f"channel {k}" for k in chosen],
-                      scale=draw.SIGNED, title=f"Random feature maps of the patch embedding: {len(chosen)} of {D} "
-                                               f"channels, each {rows} x {columns}")
+    return draw.tiles(
+        [a["maps"][k] for k in chosen],
+        min(count, 5),
+        side=1.5,
+        names=[f"channel {k}" for k in chosen],
+        scale=draw.SIGNED,
+        title=f"Random feature maps of the patch embedding: {len(chosen)} of {D} channels, each {rows} x {columns}",
+    )
 
 
 def _one(a: Arrays) -> draw.Figure:
     N, D = a["embedded"].shape
     middle = a["patches"].shape[0] // 2 * a["patches"].shape[1] + a["patches"].shape[1] // 2
-    return draw.values(a["embedded"][middle:middle + 1], title=f"One patch, embedded and flattened: patch {middle + 1} "
-                       f"of {N} as [1 x {D}]", x=f"its {D} numbers", y="", tall=1.5, marks={0: f"patch {middle + 1}"})
+    return draw.values(
+        a["embedded"][middle : middle + 1],
+        title=f"One patch, embedded and flattened: patch {middle + 1} of {N} as [1 x {D}]",
+        x=f"its {D} numbers",
+        y="",
+        tall=1.5,
+        marks={0: f"patch {middle + 1}"},
+    )
 
 
 def _sequence(a: Arrays) -> draw.Figure:
     T, D = a["sequence"].shape
     prefix, own = int(a["prefix"]), int(a["class_token"])
     first = ", ".join(["class token"] * own + ["registers"] * (prefix > own)) or "patch 1"
-    return draw.values(a["sequence"], title=f"What the encoder is given, z_0 of Eq. 1: [{T} tokens x {D}], positions "
-                       f"added", x=f"width D = {D}", y="", tall=4, marks={0: first, T - 1: f"patch {T - prefix}"})
+    return draw.values(
+        a["sequence"],
+        title=f"What the encoder is given, z_0 of Eq. 1: [{T} tokens x {D}], positions added",
+        x=f"width D = {D}",
+        y="",
+        tall=4,
+        marks={0: first, T - 1: f"patch {T - prefix}"},
+    )
 
 
 def _positions(a: Arrays) -> draw.Figure:
     rows, D = a["positions"].shape
-    return draw.values(a["positions"], title=f"The positions that were added, E_pos: [{rows} x {D}]",
-                       x=f"width D = {D}", y="", tall=4,
-                       marks={0: "class token" if a["class_token"] else "patch 1", rows - 1: "last patch"})
+    return draw.values(
+        a["positions"],
+        title=f"The positions that were added, E_pos: [{rows} x {D}]",
+        x=f"width D = {D}",
+        y="",
+        tall=4,
+        marks={0: "class token" if a["class_token"] else "patch 1", rows - 1: "last patch"},
+    )
 
 
 PICTURES: dict[str, Callable[[Arrays], draw.Figure]] = {
@@ -125,7 +165,9 @@ def draw_all(arrays: Arrays, out: Path) -> list[Path]:
         arrays: what `embedding` gave.
         out: folder for `1_image.png` ... and `arrays.npz`.
     """
-    written = [draw.save(picture(arrays), out / f"{i}_{name}.png") for i, (name, picture) in
-               enumerate(PICTURES.items(), start=1)]
+    written = [
+        draw.save(picture(arrays), out / f"{i}_{name}.png")
+        for i, (name, picture) in enumerate(PICTURES.items(), start=1)
+    ]
     np.savez_compressed(out / "arrays.npz", allow_pickle=False, **arrays)
     return [*written, out / "arrays.npz"]

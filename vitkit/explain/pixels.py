@@ -9,12 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-Array = NDArray[Any]
+from vitkit.types import Array
 
 FRAME = (20, 200, 255)
 # From cold to warm: dark violet, red, orange, pale yellow.
-WARM = ((0, 0, 4), (31, 12, 72), (85, 15, 109), (136, 34, 106), (186, 54, 85), (227, 89, 51), (249, 140, 10),
-        (249, 201, 50), (252, 255, 164))
+WARM = (
+    (0, 0, 4),
+    (31, 12, 72),
+    (85, 15, 109),
+    (136, 34, 106),
+    (186, 54, 85),
+    (227, 89, 51),
+    (249, 140, 10),
+    (249, 201, 50),
+    (252, 255, 164),
+)
 
 
 def encoded(image: NDArray[np.uint8], kind: str, **how: Any) -> bytes:
@@ -49,6 +58,7 @@ def unit(values: Array, most: float = 0.97) -> Array:
 
 def enlarged(values: Array, height: int, width: int) -> Array:
     """A map [rows, columns] at [height, width], bilinear between the centres of the patches."""
+
     def axis(old: int, new: int) -> tuple[Array, Array, Array]:
         at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
         low = np.minimum(np.floor(at).astype(int), max(old - 2, 0))
@@ -57,7 +67,7 @@ def enlarged(values: Array, height: int, width: int) -> Array:
     r0, r1, fr = axis(values.shape[0], height)
     c0, c1, fc = axis(values.shape[1], width)
     values = np.asarray(values, np.float32)
-    rows = values[r0] * (1 - fr)[:, None] + values[r1] * fr[:, None]                      # [height, columns]
+    rows = values[r0] * (1 - fr)[:, None] + values[r1] * fr[:, None]  # [height, columns]
     return (rows[:, c0] * (1 - fc) + rows[:, c1] * fc).astype(np.float32)
 
 
@@ -71,7 +81,7 @@ def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDA
     """
     h = enlarged(unit(heat), *image.shape[:2])[..., None]
     at = np.linspace(0, len(WARM) - 1, 256)
-    colours = np.stack([np.interp(at, range(len(WARM)), [c[i] for c in WARM]) for i in range(3)], -1)     # [256, 3]
+    colours = np.stack([np.interp(at, range(len(WARM)), [c[i] for c in WARM]) for i in range(3)], -1)  # [256, 3]
     colours = colours.astype(np.float32)
     gray = image.mean(-1, keepdims=True, dtype=np.float32) * 0.6 + 15
     return (gray * (1 - strength * h) + colours[(h[..., 0] * 255).astype(np.uint8)] * strength * h).astype(np.uint8)
@@ -127,5 +137,5 @@ def spread(cut: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
     sheet = np.full((rows * step - step + P, columns * step - step + P, channels), 255, np.uint8)
     for r in range(rows):
         for c in range(columns):
-            sheet[r * step:r * step + P, c * step:c * step + P] = cut[r, c]
+            sheet[r * step : r * step + P, c * step : c * step + P] = cut[r, c]
     return sheet, step

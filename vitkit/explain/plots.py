@@ -19,29 +19,29 @@ from torch import Tensor, nn
 from vitkit.errors import InputError, OutputError
 from vitkit.explain import draw
 from vitkit.explain.attention import attention_distance, class_attention, gradient_rollout, rollout
-from vitkit.explain.draw import Figure
-from vitkit.explain.embeddings import filters, patch_similarity, position_similarity
-from vitkit.explain.looking import (
-    Array,
+from vitkit.explain.common import (
     Arrays,
     Ask,
     Pixels,
     batches,
-    beneath,
+    eval_mode,
     grid_of,
     image_of,
-    looking,
     needs_head,
     patch_at,
     patch_map,
     reader,
     targets_of,
     to_array,
+    unwrap,
 )
+from vitkit.explain.draw import Figure
+from vitkit.explain.embeddings import filters, patch_similarity, position_similarity
 from vitkit.explain.occlusion import occlusion
+from vitkit.types import Array
 
-SHEET = 24                  # images on a sheet of rollouts
-MOST_ROWS = 250_000         # a table of numbers larger than this is left to the .npz file
+SHEET = 24  # images on a sheet of rollouts
+MOST_ROWS = 250_000  # a table of numbers larger than this is left to the .npz file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Plot:
 
     def fits(self, model: nn.Module) -> bool:
         """Whether it can be made for this model."""
-        return not self.head or beneath(model).config.num_classes > 0
+        return not self.head or unwrap(model).config.num_classes > 0
 
     def write(self, arrays: Arrays, base: Path) -> list[Path]:
         """Write `base`.png and .svg, and the data beside them as .npz and .csv.
@@ -90,8 +90,10 @@ class Plot:
             else:
                 paths.pop()
         except OSError as error:
-            raise OutputError(f"Expected a folder that can be written to; {base.parent} cannot ({error.strerror}). "
-                              f"Choose another with --out.") from error
+            raise OutputError(
+                f"Expected a folder that can be written to; {base.parent} cannot ({error.strerror}). "
+                f"Choose another with --out."
+            ) from error
         draw.save(self.draw(arrays), *paths[:2])
         return paths
 
@@ -130,11 +132,15 @@ def _filters(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
 def _draw_filters(arrays: Arrays) -> Figure:
     pictures = []
     for one in arrays["filters"]:
-        shown = 0.5 + 0.5 * one / max(float(np.abs(one).max()), 1e-12)     # zero is gray: the sign can be seen
+        shown = 0.5 + 0.5 * one / max(float(np.abs(one).max()), 1e-12)  # zero is gray: the sign can be seen
         pictures.append(shown if shown.shape[-1] == 3 else np.repeat(shown[..., :1], 3, -1))
-    return draw.tiles(pictures, 7, side=0.8,
-                      title=f"Embedding filters: first {len(pictures)} principal components\n"
-                            f"({float(arrays['share'].sum()):.0%} of their variance)")
+    return draw.tiles(
+        pictures,
+        7,
+        side=0.8,
+        title=f"Embedding filters: first {len(pictures)} principal components\n"
+        f"({float(arrays['share'].sum()):.0%} of their variance)",
+    )
 
 
 # Figures 7 centre and 10.
@@ -147,9 +153,17 @@ def _draw_positions(arrays: Arrays, most: int = 7) -> Figure:
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)) for n in similarity.shape[:2])
     pictures = [similarity[r, c] for r in rows for c in columns]
     side = 0.8 if most <= 7 else 0.5
-    return draw.tiles(pictures, len(columns), side=side, scale=draw.SIGNED, limits=(-1, 1), bar="cosine similarity",
-                      left=[str(r + 1) for r in rows], top=[str(c + 1) for c in columns],
-                      title="Position embedding similarity\n(rows and columns: place of the patch)")
+    return draw.tiles(
+        pictures,
+        len(columns),
+        side=side,
+        scale=draw.SIGNED,
+        limits=(-1, 1),
+        bar="cosine similarity",
+        left=[str(r + 1) for r in rows],
+        top=[str(c + 1) for c in columns],
+        title="Position embedding similarity\n(rows and columns: place of the patch)",
+    )
 
 
 def _draw_position_grid(arrays: Arrays) -> Figure:
@@ -171,15 +185,20 @@ def _distance(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
 
 
 def _draw_distance(arrays: Arrays) -> Figure:
-    return draw.points(arrays["distance"], title=f"Mean attention distance ({int(arrays['images'])} images)",
-                       x="Network depth (layer)", y="Mean attention distance (pixels)", name="Head")
+    return draw.points(
+        arrays["distance"],
+        title=f"Mean attention distance ({int(arrays['images'])} images)",
+        x="Network depth (layer)",
+        y="Mean attention distance (pixels)",
+        name="Head",
+    )
 
 
 # Figures 6 and 14.
 def _rollout(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
     images, maps = [], []
     for x in batches(pixels):
-        with looking(model, x) as (vit, fitted):
+        with eval_mode(model, x) as (vit, fitted):
             maps.append(patch_map(rollout(vit, fitted), vit, grid_of(vit, fitted)))
             images.append(image_of(fitted, vit))
         if sum(map(len, images)) >= SHEET:
@@ -194,13 +213,18 @@ def _draw_rollout(arrays: Arrays) -> Figure:
     for image, heat in zip(arrays["image"], arrays["rollout"], strict=True):
         pictures += [image, draw.spotlight(image, heat)]
     columns = 2 * min(len(arrays["image"]), 3)
-    return draw.tiles(pictures, columns, title="Attention rollout: input, and where the answer comes from", side=1.5,
-                      top=["Input", "Attention"] * (columns // 2))
+    return draw.tiles(
+        pictures,
+        columns,
+        title="Attention rollout: input, and where the answer comes from",
+        side=1.5,
+        top=["Input", "Attention"] * (columns // 2),
+    )
 
 
 # One image.
 def _predictions(model: nn.Module, pixels: Pixels, ask: Ask, top: int = 5) -> Arrays:
-    with torch.no_grad(), looking(model, _one(pixels)) as (vit, x):
+    with torch.no_grad(), eval_mode(model, _one(pixels)) as (vit, x):
         needs_head(vit, "A prediction")
         p = to_array(vit(x).float().softmax(1))[0]
     best = np.argsort(-p, kind="stable")[:top]
@@ -209,54 +233,70 @@ def _predictions(model: nn.Module, pixels: Pixels, ask: Ask, top: int = 5) -> Ar
 
 
 def _draw_predictions(arrays: Arrays) -> Figure:
-    return draw.bars([str(name) for name in arrays["name"]], arrays["probability"], title="Predictions",
-                     x="probability")
+    return draw.bars(
+        [str(name) for name in arrays["name"]], arrays["probability"], title="Predictions", x="probability"
+    )
 
 
 def _attention(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
-    with looking(model, _one(pixels)) as (vit, x):
-        A = class_attention(vit, x)[0]                                                    # [L, h, T]
-        return {"attention": patch_map(A, vit, grid_of(vit, x)), "tokens": A, "image": image_of(x, vit)[0],
-                "reader": np.array(reader(vit)[1])}
+    with eval_mode(model, _one(pixels)) as (vit, x):
+        A = class_attention(vit, x)[0]  # [L, h, T]
+        return {
+            "attention": patch_map(A, vit, grid_of(vit, x)),
+            "tokens": A,
+            "image": image_of(x, vit)[0],
+            "reader": np.array(reader(vit)[1]),
+        }
 
 
 def _draw_attention(arrays: Arrays) -> Figure:
     L, h = arrays["attention"].shape[:2]
     small = draw.shrunk(arrays["image"], 128)
-    shown = [[None if np.isnan(one).any() else draw.overlay(small, one) for one in layer]
-             for layer in arrays["attention"]]
+    shown = [
+        [None if np.isnan(one).any() else draw.overlay(small, one) for one in layer] for layer in arrays["attention"]
+    ]
     layers, heads = [f"layer {i}" for i in range(L)], [f"head {i}" for i in range(h)]
     pruned = bool(np.isnan(arrays["attention"]).any())
     title = f"Attention of the {arrays['reader']} (Eq. 6)" + ("; no picture: head pruned" if pruned else "")
-    if h < L:       # the longer side goes across
-        return draw.tiles([layer[i] for i in range(h) for layer in shown], L, side=1.1, left=heads, top=layers,
-                          title=title)
+    if h < L:  # the longer side goes across
+        return draw.tiles(
+            [layer[i] for i in range(h) for layer in shown], L, side=1.1, left=heads, top=layers, title=title
+        )
     return draw.tiles([one for layer in shown for one in layer], h, side=1.1, left=layers, top=heads, title=title)
 
 
 def _gradient_rollout(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
-    with looking(model, _one(pixels)) as (vit, x):
+    with eval_mode(model, _one(pixels)) as (vit, x):
         needs_head(vit, "Gradient-weighted rollout")
         with torch.no_grad():
             target = int(targets_of(vit(x), ask.target))
         R = gradient_rollout(vit, x, target)[0]
-        return {"relevance": patch_map(R, vit, grid_of(vit, x)), "image": image_of(x, vit)[0],
-                "target": np.array(target)}
+        return {
+            "relevance": patch_map(R, vit, grid_of(vit, x)),
+            "image": image_of(x, vit)[0],
+            "target": np.array(target),
+        }
 
 
 def _similarity(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
-    with looking(model, _one(pixels)) as (vit, x):
-        return {"similarity": patch_similarity(vit, x, ask.patch, ask.layer)[0], "image": image_of(x, vit)[0],
-                "patch": np.array(patch_at(ask.patch, grid_of(vit, x)))}
+    with eval_mode(model, _one(pixels)) as (vit, x):
+        return {
+            "similarity": patch_similarity(vit, x, ask.patch, ask.layer)[0],
+            "image": image_of(x, vit)[0],
+            "patch": np.array(patch_at(ask.patch, grid_of(vit, x))),
+        }
 
 
 def _occlusion(model: nn.Module, pixels: Pixels, ask: Ask) -> Arrays:
-    with looking(model, _one(pixels)) as (vit, x):
+    with eval_mode(model, _one(pixels)) as (vit, x):
         needs_head(vit, "Occlusion")
         with torch.no_grad():
             target = int(targets_of(vit(x), ask.target))
-        return {"fall": occlusion(vit, x, target, progress=ask.progress)[0], "image": image_of(x, vit)[0],
-                "target": np.array(target)}
+        return {
+            "fall": occlusion(vit, x, target, progress=ask.progress)[0],
+            "image": image_of(x, vit)[0],
+            "target": np.array(target),
+        }
 
 
 def _draw_over(name: str, title: str) -> Callable[[Arrays], Figure]:
@@ -275,32 +315,101 @@ def _draw_over(name: str, title: str) -> Callable[[Arrays], Figure]:
 
 MAP = ("row", "column")
 PLOTS: dict[str, Plot] = {
-    "filters": Plot(title="Principal components of the embedding filters (Figure 7 left)", needs="model",
-                    value="filters", axes=("component", *MAP, "channel"), arrays=_filters, draw=_draw_filters),
-    "positions": Plot(title="Similarity of position embeddings (Figure 7 centre)", needs="model", value="similarity",
-                      axes=(*MAP, "other_row", "other_column"), arrays=_positions, draw=_draw_positions),
-    "position-grid": Plot(title="Similarity of position embeddings, the whole grid (Figure 10)", needs="model",
-                          value="similarity", axes=(*MAP, "other_row", "other_column"), arrays=_positions,
-                          draw=_draw_position_grid),
-    "distance": Plot(title="Mean attention distance by head and depth (Figures 7 right and 11)", needs="images",
-                     value="distance", axes=("layer", "head"), arrays=_distance, draw=_draw_distance),
-    "rollouts": Plot(title="Attention rollout, a sheet of images (Figures 6 and 14)", needs="images", value="rollout",
-                     axes=("image", *MAP), arrays=_rollout, draw=_draw_rollout),
-    "predictions": Plot(title="The likeliest classes", needs="image", value="probability", axes=("rank",),
-                        arrays=_predictions, draw=_draw_predictions, head=True),
-    "attention": Plot(title="Attention of the class token, by layer and head (Eq. 6)", needs="image",
-                      value="attention", axes=("layer", "head", *MAP), arrays=_attention, draw=_draw_attention),
-    "rollout": Plot(title="Attention rollout (Figure 6)", needs="image", value="rollout", axes=MAP,
-                    arrays=lambda model, pixels, ask: {name: values[0] for name, values in
-                                                       _rollout(model, _one(pixels), ask).items()},
-                    draw=_draw_over("rollout", "Attention rollout"), evidence=True),
-    "gradient-rollout": Plot(title="Rollout weighted by a class's gradient", needs="image", value="relevance",
-                             axes=MAP, arrays=_gradient_rollout,
-                             draw=_draw_over("relevance", "Gradient-weighted rollout"), head=True,
-                             evidence=True),
-    "similarity": Plot(title="Similarity of all patches to one", needs="image", value="similarity", axes=MAP,
-                       arrays=_similarity, draw=_draw_over("similarity", "Similarity to the framed patch")),
-    "occlusion": Plot(title="What the class loses when a place is covered", needs="image", value="fall", axes=MAP,
-                      arrays=_occlusion, draw=_draw_over("fall", "Occlusion"), head=True, evidence=True, slow=True),
+    "filters": Plot(
+        title="Principal components of the embedding filters (Figure 7 left)",
+        needs="model",
+        value="filters",
+        axes=("component", *MAP, "channel"),
+        arrays=_filters,
+        draw=_draw_filters,
+    ),
+    "positions": Plot(
+        title="Similarity of position embeddings (Figure 7 centre)",
+        needs="model",
+        value="similarity",
+        axes=(*MAP, "other_row", "other_column"),
+        arrays=_positions,
+        draw=_draw_positions,
+    ),
+    "position-grid": Plot(
+        title="Similarity of position embeddings, the whole grid (Figure 10)",
+        needs="model",
+        value="similarity",
+        axes=(*MAP, "other_row", "other_column"),
+        arrays=_positions,
+        draw=_draw_position_grid,
+    ),
+    "distance": Plot(
+        title="Mean attention distance by head and depth (Figures 7 right and 11)",
+        needs="images",
+        value="distance",
+        axes=("layer", "head"),
+        arrays=_distance,
+        draw=_draw_distance,
+    ),
+    "rollouts": Plot(
+        title="Attention rollout, a sheet of images (Figures 6 and 14)",
+        needs="images",
+        value="rollout",
+        axes=("image", *MAP),
+        arrays=_rollout,
+        draw=_draw_rollout,
+    ),
+    "predictions": Plot(
+        title="The likeliest classes",
+        needs="image",
+        value="probability",
+        axes=("rank",),
+        arrays=_predictions,
+        draw=_draw_predictions,
+        head=True,
+    ),
+    "attention": Plot(
+        title="Attention of the class token, by layer and head (Eq. 6)",
+        needs="image",
+        value="attention",
+        axes=("layer", "head", *MAP),
+        arrays=_attention,
+        draw=_draw_attention,
+    ),
+    "rollout": Plot(
+        title="Attention rollout (Figure 6)",
+        needs="image",
+        value="rollout",
+        axes=MAP,
+        arrays=lambda model, pixels, ask: {
+            name: values[0] for name, values in _rollout(model, _one(pixels), ask).items()
+        },
+        draw=_draw_over("rollout", "Attention rollout"),
+        evidence=True,
+    ),
+    "gradient-rollout": Plot(
+        title="Rollout weighted by a class's gradient",
+        needs="image",
+        value="relevance",
+        axes=MAP,
+        arrays=_gradient_rollout,
+        draw=_draw_over("relevance", "Gradient-weighted rollout"),
+        head=True,
+        evidence=True,
+    ),
+    "similarity": Plot(
+        title="Similarity of all patches to one",
+        needs="image",
+        value="similarity",
+        axes=MAP,
+        arrays=_similarity,
+        draw=_draw_over("similarity", "Similarity to the framed patch"),
+    ),
+    "occlusion": Plot(
+        title="What the class loses when a place is covered",
+        needs="image",
+        value="fall",
+        axes=MAP,
+        arrays=_occlusion,
+        draw=_draw_over("fall", "Occlusion"),
+        head=True,
+        evidence=True,
+        slow=True,
+    ),
 }
-

@@ -25,9 +25,11 @@ STYLE = """
 
 def document(width: float, height: float, title: str, parts: list[str]) -> str:
     """One SVG file of this size; `title` is what a screen reader says."""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" role="img">\n<title>{escape(title)}</title>\n<style>{STYLE}\n</style>\n'
-            f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img">\n<title>{escape(title)}</title>\n<style>{STYLE}\n</style>\n'
+        f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
 
 
 def box(x: float, y: float, width: float, height: float, kind: str) -> str:
@@ -45,8 +47,10 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     dx, dy = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     back_x, back_y, side_x, side_y = x2 - 7 * dx, y2 - 7 * dy, 4 * dy, 4 * dx
     tip = f"{x2:g},{y2:g} {back_x + side_x:g},{back_y + side_y:g} {back_x - side_x:g},{back_y - side_y:g}"
-    return (f'<line class="line" x1="{x1:g}" y1="{y1:g}" x2="{x2 - 6 * dx:g}" y2="{y2 - 6 * dy:g}"/>'
-            f'<polygon class="tip" points="{tip}"/>')
+    return (
+        f'<line class="line" x1="{x1:g}" y1="{y1:g}" x2="{x2 - 6 * dx:g}" y2="{y2 - 6 * dy:g}"/>'
+        f'<polygon class="tip" points="{tip}"/>'
+    )
 
 
 def path(*points: tuple[float, float]) -> str:

@@ -13,6 +13,18 @@ from vitkit.features.head import Head, attach
 from vitkit.features.probe import METHODS, Fitted, Options, fit
 
 __all__ = [
-    "CHOICES", "METHODS", "Choice", "Embedded", "FeatureCache", "Filled", "Fitted", "Head", "Options", "attach",
-    "choose", "embed", "fill", "fit",
+    "CHOICES",
+    "METHODS",
+    "Choice",
+    "Embedded",
+    "FeatureCache",
+    "Filled",
+    "Fitted",
+    "Head",
+    "Options",
+    "attach",
+    "choose",
+    "embed",
+    "fill",
+    "fit",
 ]

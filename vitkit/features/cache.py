@@ -29,18 +29,25 @@ from torch import Tensor
 from vitkit.errors import OutputError
 from vitkit.features.choice import Choice
 from vitkit.model.vit import ViT
+from vitkit.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
 NAME = "features.sqlite"
-FORMAT = 1                  # part of every key: another one, and everything is computed anew
-MANY = 500                  # keys of one question
-PATIENCE = 60.0             # seconds that a process waits for another one's transaction
+FORMAT = 1  # part of every key: another one, and everything is computed anew
+MANY = 500  # keys of one question
+PATIENCE = 60.0  # seconds that a process waits for another one's transaction
 
 # Fields of a configuration that do not change what a frozen backbone gives.
-IRRELEVANT = ("num_classes", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate",
-              "initializer_range", "chunk_size_feed_forward", "layer_scale")
+IRRELEVANT = (
+    "num_classes",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+    "initializer_range",
+    "chunk_size_feed_forward",
+    "layer_scale",
+)
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS spaces (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, about TEXT NOT NULL);
@@ -74,11 +81,17 @@ def space_of(model: ViT, choice: Choice, precision: str = "fp32") -> dict[str, A
     Args:
         model: the backbone.
         choice: which vector.
-        precision: a row of the engine's PRECISIONS.
+        precision: a row of the runtime's PRECISIONS.
     """
     spec = {name: value for name, value in model.input_spec.to_dict().items() if name != "class_names"}
-    return {"format": FORMAT, "weights": backbone_hash(model), "preprocessing": spec, "decoder": PIL.__version__,
-            "features": choice.name, "precision": precision}
+    return {
+        "format": FORMAT,
+        "weights": backbone_hash(model),
+        "preprocessing": spec,
+        "decoder": PIL.__version__,
+        "features": choice.name,
+        "precision": precision,
+    }
 
 
 @dataclass(frozen=True)
@@ -104,8 +117,10 @@ class FeatureCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"Expected a folder for the feature cache that can be written to; {folder} cannot "
-                              f"({error.strerror}). Choose another with --cache.") from error
+            raise OutputError(
+                f"Expected a folder for the feature cache that can be written to; {folder} cannot "
+                f"({error.strerror}). Choose another with --cache."
+            ) from error
         self._try(lambda db: None)
 
     def space(self, about: Mapping[str, Any]) -> Space:
@@ -141,10 +156,12 @@ class FeatureCache:
 
         def work(db: sqlite3.Connection) -> None:
             for start in range(0, len(wanted), MANY):
-                part = wanted[start:start + MANY]
+                part = wanted[start : start + MANY]
                 for image, numbers, checksum in db.execute(
-                        f"SELECT image, numbers, checksum FROM features WHERE space = ? AND image IN "
-                        f"({','.join('?' * len(part))})", (space.number, *part)):
+                    f"SELECT image, numbers, checksum FROM features WHERE space = ? AND image IN "
+                    f"({','.join('?' * len(part))})",
+                    (space.number, *part),
+                ):
                     if len(numbers) == 4 * width and checksum == _checksum(space, image, numbers):
                         there[image] = np.frombuffer(numbers, "<f4")
 
@@ -194,9 +211,10 @@ class FeatureCache:
                 return work(self._db)
             except sqlite3.OperationalError as error:
                 self.close()
-                raise OutputError(f"The feature cache {self.path} cannot be used ({error}); choose another place "
-                                  f"with --cache.") from error
-            except sqlite3.DatabaseError:       # not a database, or malformed: its content is worth nothing
+                raise OutputError(
+                    f"The feature cache {self.path} cannot be used ({error}); choose another place with --cache."
+                ) from error
+            except sqlite3.DatabaseError:  # not a database, or malformed: its content is worth nothing
                 self.close()
                 if last:
                     raise
@@ -217,11 +235,11 @@ def _open(path: Path) -> sqlite3.Connection:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            db.execute("PRAGMA journal_mode = WAL")         # readers and a writer do not wait for each other
-            db.execute("PRAGMA synchronous = NORMAL")       # a power cut may cost the last rows, never spoil them
+            db.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
+            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, never spoil them
             db.executescript(TABLES)
             return db
-        except sqlite3.OperationalError as error:           # two processes that make the file at the same moment
+        except sqlite3.OperationalError as error:  # two processes that make the file at the same moment
             if "locked" not in str(error) or time.monotonic() > until:
                 db.close()
                 raise

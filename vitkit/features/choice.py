@@ -1,10 +1,10 @@
 """Which vector is the feature? CHOICES says it; every result names its choice.
 
-    cls            the class token after the final LayerNorm: y of Eq. 4
-    mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so)
-    pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
-    layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
-                   LayerNorm, one after the other; the mean of the patches in a model without a class token
+cls            the class token after the final LayerNorm: y of Eq. 4
+mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so)
+pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
+layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
+               LayerNorm, one after the other; the mean of the patches in a model without a class token
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from vitkit.model.vit import MSA, Block, ViT
 def _cls(model: ViT, x: Tensor) -> Tensor:
     """The other tokens of the last block lead nowhere: only the class token goes through it (Eqs. 2-8, unchanged)."""
     block = model.blocks[-1]
-    if type(block) is not Block or type(block.msa) is not MSA:      # one that was made faster in another way
+    if type(block) is not Block or type(block.msa) is not MSA:  # one that was made faster in another way
         return model.norm(model.encode(x)[:, 0])
-    z = deque(islice(model.states(x), len(model.blocks)), maxlen=1)[0]                    # z_{L-1}   [B, T, D]
+    z = deque(islice(model.states(x), len(model.blocks)), maxlen=1)[0]  # z_{L-1}   [B, T, D]
     q, k, v = block.msa.project(block.norm1(z))
-    sa = F.scaled_dot_product_attention(q[:, :, :1], k, v)                                # [B, h, 1, d]
-    y = block.residual1(block.msa.out(sa.transpose(1, 2).flatten(2))) + z[:, :1]          # Eq. 2
-    y = block.residual2(block.mlp(block.norm2(y))) + y                                    # Eq. 3
-    return model.norm(y[:, 0])                                                            # Eq. 4
+    sa = F.scaled_dot_product_attention(q[:, :, :1], k, v)  # [B, h, 1, d]
+    y = block.residual1(block.msa.out(sa.transpose(1, 2).flatten(2))) + z[:, :1]  # Eq. 2
+    y = block.residual2(block.mlp(block.norm2(y))) + y  # Eq. 3
+    return model.norm(y[:, 0])  # Eq. 4
 
 
 def _mean(model: ViT, x: Tensor) -> Tensor:
     if model.config.pool == "mean":
         return model.features(x)
-    return model.tokens(x)[:, model.config.num_prefix_tokens:].mean(1)
+    return model.tokens(x)[:, model.config.num_prefix_tokens :].mean(1)
 
 
 def _pre_logits(model: ViT, x: Tensor) -> Tensor:
-    assert model.pre_logits is not None      # `choose` has refused the others
+    assert model.pre_logits is not None  # `choose` has refused the others
     return torch.tanh(model.pre_logits(model.features(x)))
 
 
@@ -76,10 +76,10 @@ class Choice:
         if not self.layers:
             return CHOICES[self.name](model, x)
         found: dict[int, Tensor] = {}
-        for layer, z in enumerate(model.states(x), start=-1):       # z_0 comes before block 0
+        for layer, z in enumerate(model.states(x), start=-1):  # z_0 comes before block 0
             if layer in self.layers:
                 c = model.config
-                found[layer] = model.norm(z[:, 0] if c.class_token else z[:, c.num_prefix_tokens:].mean(1))
+                found[layer] = model.norm(z[:, 0] if c.class_token else z[:, c.num_prefix_tokens :].mean(1))
             if layer == max(self.layers):
                 break
         return torch.cat([found[layer] for layer in self.layers], dim=1)
@@ -106,6 +106,8 @@ def choose(text: str | None, config: ViTConfig) -> Choice:
     if text == "cls" and not config.class_token:
         raise ConfigError("The feature 'cls' needs a class token, and this model has none; use --features mean.")
     if text == "pre-logits" and not config.pre_logits:
-        raise ConfigError("The feature 'pre-logits' needs the pre-training head's hidden layer, which this checkpoint "
-                          "does not have; use --features cls.")
+        raise ConfigError(
+            "The feature 'pre-logits' needs the pre-training head's hidden layer, which this checkpoint "
+            "does not have; use --features cls."
+        )
     return Choice(text, (), config.hidden_size)

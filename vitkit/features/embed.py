@@ -21,16 +21,16 @@ from vitkit.data.base import Source, Subset
 from vitkit.data.decode import Raw
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.order import share
-from vitkit.engine import Engine
 from vitkit.errors import BadImage, DataError, InputError, VitkitError
 from vitkit.features.cache import FeatureCache, Space, space_of
 from vitkit.features.choice import Choice, choose
-from vitkit.model.predictor import device_of, evaluating
+from vitkit.model.classifier import device_of, evaluating
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
+from vitkit.types import Array, Tick
 
-Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK = 4096        # rows of the cache that are looked at together
-FEW = 16            # images that go through the model at once on a CPU: so few stay in its cache
+CHUNK = 4096  # rows of the cache that are looked at together
+FEW = 16  # images that go through the model at once on a CPU: so few stay in its cache
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,29 @@ class Filled:
         index = np.flatnonzero(self.readable)
         features = np.empty((len(index), self.choice.width), np.float32)
         for start in range(0, len(index), CHUNK):
-            features[start:start + CHUNK] = self.rows(index[start:start + CHUNK])
-        return Embedded(features, self.source.labels[index].astype(np.int64), index,
-                        tuple(self.source.names[int(i)] for i in index), self.source.class_names, self.choice)
+            features[start : start + CHUNK] = self.rows(index[start : start + CHUNK])
+        return Embedded(
+            features,
+            self.source.labels[index].astype(np.int64),
+            index,
+            tuple(self.source.names[int(i)] for i in index),
+            self.source.class_names,
+            self.choice,
+        )
 
 
-def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | None = None, batch_size: int = 64,
-         workers: int | None = None, engine: Engine | None = None, progress: Any = None,
-         bad_images: BadImages = "fail") -> Filled:
+def fill(
+    model: ViT,
+    source: Source,
+    cache: FeatureCache,
+    *,
+    features: str | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "fail",
+) -> Filled:
     """See to it that the features of every image are in the cache.
 
     Args:
@@ -118,38 +133,47 @@ def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | Non
         features: which vector, see `choose`.
         batch_size: images at once in each process.
         workers: processes that decode; None for one a core.
-        engine: several processes, an accelerator, mixed precision; all processes call this.
+        runtime: several processes, an accelerator, mixed precision; all processes call this.
         progress: called with the number of images done since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and names it.
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
-    space = cache.space(space_of(model, choice, engine.precision if engine else "fp32"))
-    digests, skipped = _hash(source, engine, bad_images)
-    missing = (engine.on_main if engine else _call)(lambda: _missing(cache, space, digests, choice.width))
+    space = cache.space(space_of(model, choice, runtime.precision if runtime else "fp32"))
+    digests, skipped = _hash(source, runtime, bad_images)
+    missing = (runtime.on_main if runtime else _call)(lambda: _missing(cache, space, digests, choice.width))
     report(len(source) - len(missing))
-    cache.close()               # before workers are forked
+    cache.close()  # before workers are forked
     if len(missing):
-        loader = EvalLoader(Subset(_Hashed(source, digests), missing), model.input_spec, batch_size=batch_size,
-                            workers=workers, rank=engine.rank if engine else 0, ranks=engine.ranks if engine else 1,
-                            device=engine.device if engine else device_of(model), bad_images=bad_images)
+        loader = EvalLoader(
+            Subset(_Hashed(source, digests), missing),
+            model.input_spec,
+            batch_size=batch_size,
+            workers=workers,
+            rank=runtime.rank if runtime else 0,
+            ranks=runtime.ranks if runtime else 1,
+            device=runtime.device if runtime else device_of(model),
+            bad_images=bad_images,
+        )
         error: VitkitError | None = None
         try:
             for batch in loader:
-                with evaluating(model), engine.autocast() if engine else nullcontext():
+                with evaluating(model), runtime.autocast() if runtime else nullcontext():
                     parts = batch.pixels.split(FEW if loader.device.type == "cpu" else len(batch))
                     rows = torch.cat([choice.of(model, x).float().cpu() for x in parts]).numpy()
                 places = missing[batch.index.cpu().numpy()]
                 if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
-                    raise InputError(f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or "
-                                     f"infinity. Use --precision fp32, or other weights.")
+                    raise InputError(
+                        f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or "
+                        f"infinity. Use --precision fp32, or other weights."
+                    )
                 cache.write(space, digests[places], rows)
                 report(len(places) * loader.ranks)
         except VitkitError as found:
             error = found
-        skipped |= _join(engine, digests[:0], loader.skipped, error)[1]
+        skipped |= _join(runtime, digests[:0], loader.skipped, error)[1]
     readable: Array = np.asarray(digests.any(1))
-    if skipped:                 # whatever has the bytes of an image that could not be decoded cannot be either
+    if skipped:  # whatever has the bytes of an image that could not be decoded cannot be either
         why = {digests[i].tobytes(): skipped[name] for i in missing if (name := source.names[int(i)]) in skipped}
         for place in np.flatnonzero(readable):
             if (reason := why.get(digests[place].tobytes())) is not None:
@@ -158,8 +182,18 @@ def fill(model: ViT, source: Source, cache: FeatureCache, *, features: str | Non
     if not readable.any():
         raise DataError(f"No image of the data set can be read: {next(iter(skipped.values()))}")
     computed = int(readable[missing].sum())
-    return Filled(cache, source, choice, space, digests, readable, tuple(skipped.items()), computed,
-                  int(readable.sum()) - computed, time.perf_counter() - start)
+    return Filled(
+        cache,
+        source,
+        choice,
+        space,
+        digests,
+        readable,
+        tuple(skipped.items()),
+        computed,
+        int(readable.sum()) - computed,
+        time.perf_counter() - start,
+    )
 
 
 def embed(model: ViT, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
@@ -196,9 +230,9 @@ class _Hashed(Source):
         return raw
 
 
-def _hash(source: Source, engine: Engine | None, bad_images: BadImages) -> tuple[Array, dict[str, str]]:
+def _hash(source: Source, runtime: Runtime | None, bad_images: BadImages) -> tuple[Array, dict[str, str]]:
     """Digests [N, 32] of all images, zeros for those that cannot be read, and why; each process does its share."""
-    mine = range(len(source))[share(len(source), *((engine.rank, engine.ranks) if engine else (0, 1)))]
+    mine = range(len(source))[share(len(source), *((runtime.rank, runtime.ranks) if runtime else (0, 1)))]
     digests, skipped = np.zeros((len(mine), 32), np.uint8), dict[str, str]()
     error: VitkitError | None = None
     for row, i in enumerate(mine):
@@ -209,18 +243,22 @@ def _hash(source: Source, engine: Engine | None, bad_images: BadImages) -> tuple
                 error = found
                 break
             skipped[source.names[i]] = str(found)
-    return _join(engine, digests, skipped, error)
+    return _join(runtime, digests, skipped, error)
 
 
 def _call(work: Callable[[], Array]) -> Array:
     return work()
 
 
-def _join(engine: Engine | None, digests: Array, skipped: dict[str, str], error: VitkitError | None,
-          ) -> tuple[Array, dict[str, str]]:
+def _join(
+    runtime: Runtime | None,
+    digests: Array,
+    skipped: dict[str, str],
+    error: VitkitError | None,
+) -> tuple[Array, dict[str, str]]:
     """Bring the processes' parts together; what failed in one fails in all."""
     mine = (digests, skipped, error)
-    parts = engine.gather(mine) if engine else [mine]
+    parts = runtime.gather(mine) if runtime else [mine]
     if failed := next((failed for *_, failed in parts if failed is not None), None):
         raise failed
     return np.concatenate([part for part, *_ in parts]), {n: why for _, part, _ in parts for n, why in part.items()}
@@ -231,7 +269,7 @@ def _missing(cache: FeatureCache, space: Space, digests: Array, width: int) -> A
     places: list[int] = []
     seen: set[bytes] = set()
     for start in range(0, len(digests), CHUNK):
-        part = digests[start:start + CHUNK]
+        part = digests[start : start + CHUNK]
         _, found = cache.read(space, part, width)
         for i in np.flatnonzero(~found & part.any(1)):
             if (key := part[i].tobytes()) not in seen:

@@ -26,29 +26,47 @@ def export(parts: Mapping[str, Filled], path: str | Path) -> None:
     check(path)
     if path.suffix == ".npz":
         found = {name: filled.read() for name, filled in parts.items()}
-        np.savez(path, features=np.concatenate([e.features for e in found.values()]),
-                 labels=np.concatenate([e.labels for e in found.values()]),
-                 names=np.array([name for e in found.values() for name in e.names], dtype=np.str_),
-                 parts=np.array([part for part, e in found.items() for _ in e.names], dtype=np.str_),
-                 class_names=np.array(next(iter(found.values())).class_names, dtype=np.str_))
+        np.savez(
+            path,
+            features=np.concatenate([e.features for e in found.values()]),
+            labels=np.concatenate([e.labels for e in found.values()]),
+            names=np.array([name for e in found.values() for name in e.names], dtype=np.str_),
+            parts=np.array([part for part, e in found.items() for _ in e.names], dtype=np.str_),
+            class_names=np.array(next(iter(found.values())).class_names, dtype=np.str_),
+        )
         return
     import pyarrow.parquet
 
-    arrow: Any = pyarrow        # its functions are made at run time
+    arrow: Any = pyarrow  # its functions are made at run time
     width = next(iter(parts.values())).choice.width
-    schema = arrow.schema([("name", arrow.string()), ("part", arrow.string()), ("label", arrow.int32()),
-                             ("class", arrow.string()), ("feature", arrow.list_(arrow.float32(), width))])
+    schema = arrow.schema(
+        [
+            ("name", arrow.string()),
+            ("part", arrow.string()),
+            ("label", arrow.int32()),
+            ("class", arrow.string()),
+            ("feature", arrow.list_(arrow.float32(), width)),
+        ]
+    )
     with arrow.parquet.ParquetWriter(path, schema) as writer:
         for part, filled in parts.items():
             places = np.flatnonzero(filled.readable)
             for start in range(0, len(places), CHUNK):
-                index = places[start:start + CHUNK]
+                index = places[start : start + CHUNK]
                 labels, names = filled.source.labels[index], filled.source.class_names
                 flat = arrow.array(filled.rows(index).ravel())
-                writer.write_table(arrow.table(
-                    [[filled.source.names[int(i)] for i in index], [part] * len(index), labels.astype(np.int32),
-                     [names[int(k)] for k in labels], arrow.FixedSizeListArray.from_arrays(flat, width)],
-                    schema=schema))
+                writer.write_table(
+                    arrow.table(
+                        [
+                            [filled.source.names[int(i)] for i in index],
+                            [part] * len(index),
+                            labels.astype(np.int32),
+                            [names[int(k)] for k in labels],
+                            arrow.FixedSizeListArray.from_arrays(flat, width),
+                        ],
+                        schema=schema,
+                    )
+                )
 
 
 def check(path: Path) -> None:

@@ -18,9 +18,9 @@ from torch import nn
 from vitkit.errors import ConfigError
 from vitkit.features.choice import Choice
 from vitkit.model.vit import ViT
+from vitkit.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
-TINY = 1e-5         # added to standard deviations, as the authors' few-shot evaluation does
+TINY = 1e-5  # added to standard deviations, as the authors' few-shot evaluation does
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,14 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
     """
     c = checked(choice, model)
     config = dataclasses.replace(
-        c, num_classes=len(class_names), pool="mean" if choice.name == "mean" else c.pool
-        if choice.name == "pre-logits" else "cls", pre_logits=choice.name == "pre-logits",
-        norm_after_pool=c.norm_after_pool and choice.name != "cls")
+        c,
+        num_classes=len(class_names),
+        pool="mean" if choice.name == "mean" else c.pool if choice.name == "pre-logits" else "cls",
+        pre_logits=choice.name == "pre-logits",
+        norm_after_pool=c.norm_after_pool and choice.name != "cls",
+    )
     new = copy.copy(model)
-    new._modules = dict(model._modules)      # the copy's own table of modules; the modules are the same ones
+    new._modules = dict(model._modules)  # the copy's own table of modules; the modules are the same ones
     new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
     new.pre_logits = model.pre_logits if config.pre_logits else None
     linear = nn.Linear(*reversed(head.W.shape))
@@ -100,6 +103,8 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
 def checked(choice: Choice, model: ViT) -> Any:
     """The model's configuration, if a head over this feature can be part of such a model; else a ConfigError."""
     if choice.layers:
-        raise ConfigError(f"A head over {choice.name} has no place in a Vision Transformer, whose head sees one "
-                          f"token; use --features cls, mean or pre-logits (vitkit embed takes layers).")
+        raise ConfigError(
+            f"A head over {choice.name} has no place in a Vision Transformer, whose head sees one "
+            f"token; use --features cls, mean or pre-logits (vitkit embed takes layers)."
+        )
     return model.config

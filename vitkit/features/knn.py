@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitkit.data.order import rng
-from vitkit.features.head import Array, Head
+from vitkit.features.head import Head
+from vitkit.types import Array
 
 KS = (10, 20, 100, 200)
 T = 0.07
-NUMBERS = 2**25     # similarities that are held at once
-JUDGES = 5_000      # images of the bank, at most, that k is chosen with
+NUMBERS = 2**25  # similarities that are held at once
+JUDGES = 5_000  # images of the bank, at most, that k is chosen with
 
 
 def unit(X: Array) -> Array:
@@ -48,15 +49,15 @@ class Neighbours:
         most = min(max(ks), len(self.bank) - (own is not None))
         rows = max(1, NUMBERS // len(self.bank))
         for start in range(0, len(X), rows):
-            similarity = unit(X[start:start + rows]) @ self.bank.T                        # [rows, n]
+            similarity = unit(X[start : start + rows]) @ self.bank.T  # [rows, n]
             at = np.arange(len(similarity))[:, None]
             if own is not None:
-                similarity[at[:, 0], own[start:start + rows]] = -np.inf
+                similarity[at[:, 0], own[start : start + rows]] = -np.inf
             near = np.argpartition(-similarity, most - 1, axis=1)[:, :most]
-            near = near[at, np.argsort(-similarity[at, near], axis=1, kind="stable")]     # [rows, most], nearest first
+            near = near[at, np.argsort(-similarity[at, near], axis=1, kind="stable")]  # [rows, most], nearest first
             weight = np.exp((similarity[at, near].astype(np.float64) - 1) / T)
             for k, share in shares.items():
-                part = share[start:start + rows]
+                part = share[start : start + rows]
                 np.add.at(part, (at, self.y[near[:, :k]]), weight[:, :k])
                 part /= part.sum(1, keepdims=True)
         return shares

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.features.head import Array, Head, Standard
+from vitkit.features.head import Head, Standard
+from vitkit.types import Array
 
-STRENGTHS = tuple(10.0**e for e in range(-4, 3))       # C of scikit-learn: the larger, the less regularised
+STRENGTHS = tuple(10.0**e for e in range(-4, 3))  # C of scikit-learn: the larger, the less regularised
 STEPS = 1000
-SMALL = 4_000_000      # numbers of a matrix that one thread handles faster than several
+SMALL = 4_000_000  # numbers of a matrix that one thread handles faster than several
 
 
 def folds(y: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -28,7 +29,7 @@ def folds(y: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
     """
     from sklearn import model_selection
 
-    sklearn: Any = model_selection      # it has no types
+    sklearn: Any = model_selection  # it has no types
     yield from sklearn.StratifiedKFold(count, shuffle=True, random_state=seed).split(np.zeros(len(y)), y)
 
 
@@ -47,7 +48,7 @@ def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any
     fit = begin if begin is not None else sklearn.LogisticRegression(max_iter=STEPS, warm_start=True)
     fit.set_params(C=C).fit(X, y)
     W, b = fit.coef_, fit.intercept_
-    if len(W) == 1:      # two classes share one row: log-odds of the second
+    if len(W) == 1:  # two classes share one row: log-odds of the second
         W, b = np.concatenate([-W, W]) / 2, np.concatenate([-b, b]) / 2
     return Head(W.astype(np.float64), b.astype(np.float64)), fit
 
@@ -64,8 +65,14 @@ def few_threads(X: Array) -> AbstractContextManager[Any]:
     return limits
 
 
-def losses(X: Array, y: Array, K: int, count: int, seed: int, strengths: Sequence[float] = STRENGTHS,
-           ) -> dict[float, float]:
+def losses(
+    X: Array,
+    y: Array,
+    K: int,
+    count: int,
+    seed: int,
+    strengths: Sequence[float] = STRENGTHS,
+) -> dict[float, float]:
     """Mean -log probability of the truth on held-out folds, for each strength.
 
     Args:

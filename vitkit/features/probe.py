@@ -13,10 +13,11 @@ import numpy as np
 
 from vitkit.errors import ConfigError, DataError, pick
 from vitkit.features import knn, logistic, ridge, sgd
-from vitkit.features.head import Array, Head, Standard
+from vitkit.features.head import Head, Standard
 from vitkit.model import checks
+from vitkit.types import Array
 
-FACTORS = np.logspace(-1, 3, 81)        # by which scores that are no log-probabilities may be multiplied
+FACTORS = np.logspace(-1, 3, 81)  # by which scores that are no log-probabilities may be multiplied
 
 
 @dataclass(frozen=True)
@@ -90,16 +91,20 @@ def trainable(y: Array, class_names: Sequence[str]) -> None:
         what = f"all {len(y)} training images are {class_names[int(counts.argmax())]!r}" if len(y) else "got no images"
         raise DataError(f"A classifier needs images of at least two classes; {what}.")
     if len(empty := np.flatnonzero(counts == 0)):
-        raise DataError(f"The class {class_names[int(empty[0])]!r} has no training images; add some, or remove the "
-                        f"class (also from the test part).")
+        raise DataError(
+            f"The class {class_names[int(empty[0])]!r} has no training images; add some, or remove the "
+            f"class (also from the test part)."
+        )
 
 
 def _folds(y: Array, class_names: Sequence[str], options: Options) -> tuple[int, tuple[str, ...]]:
     counts = np.bincount(y, minlength=len(class_names))
     least = int(counts.argmin())
     if counts[least] < 2:
-        raise DataError(f"Cross-validation needs at least 2 images of each class; {class_names[least]!r} has 1. Add "
-                        f"images, or give the strength yourself with --strength (1 is usual).")
+        raise DataError(
+            f"Cross-validation needs at least 2 images of each class; {class_names[least]!r} has 1. Add "
+            f"images, or give the strength yourself with --strength (1 is usual)."
+        )
     count = min(options.folds, int(counts[least]))
     note = f"{count} folds instead of {options.folds}: {class_names[least]!r} has only {counts[least]} images."
     return count, () if count == options.folds else (note,)
@@ -111,8 +116,11 @@ def _logistic(X: Array, y: Array, class_names: Sequence[str], options: Options) 
     if options.strength is None:
         count, notes = _folds(y, class_names, options)
         found = logistic.losses(X, y, len(class_names), count, options.seed)
-        chosen = {"C": min(found, key=lambda C: found[C]), "folds": count,
-                  "held_out_nll": {f"{C:g}": loss for C, loss in found.items()}}
+        chosen = {
+            "C": min(found, key=lambda C: found[C]),
+            "folds": count,
+            "held_out_nll": {f"{C:g}": loss for C, loss in found.items()},
+        }
     scale = Standard.of(X)
     head = logistic.logistic(scale(X), y, chosen["C"])[0].over(scale)
     return Fitted("logistic", head, head.logits, chosen, notes)
@@ -120,17 +128,21 @@ def _logistic(X: Array, y: Array, class_names: Sequence[str], options: Options) 
 
 def _sgd(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
     if np.bincount(y).min() < 2:
-        raise DataError(f"--method sgd holds out a tenth to choose its learning rate and needs at least 2 images of "
-                        f"each class; {class_names[int(np.bincount(y).argmin())]!r} has 1. Use --method logistic.")
+        raise DataError(
+            f"--method sgd holds out a tenth to choose its learning rate and needs at least 2 images of "
+            f"each class; {class_names[int(np.bincount(y).argmin())]!r} has 1. Use --method logistic."
+        )
     head, losses = sgd.sgd(X, y, len(class_names), options.seed)
-    chosen = {"rate": min(losses, key=lambda rate: losses[rate]),
-              "held_out_nll": {f"{rate:g}": loss for rate, loss in losses.items()}}
+    chosen = {
+        "rate": min(losses, key=lambda rate: losses[rate]),
+        "held_out_nll": {f"{rate:g}": loss for rate, loss in losses.items()},
+    }
     return Fitted("sgd", head, head.logits, chosen)
 
 
 def _ridge(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
     K, head, factor = len(class_names), ridge.ridge(X, y, len(class_names)), 1.0
-    if np.bincount(y).min() >= 2:       # regression values are no log-probabilities: make them as sure as they may be
+    if np.bincount(y).min() >= 2:  # regression values are no log-probabilities: make them as sure as they may be
         count, _ = _folds(y, class_names, options)
         parts = [(ridge.ridge(X[a], y[a], K).logits(X[b]), y[b]) for a, b in logistic.folds(y, count, options.seed)]
         scores, truth = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
@@ -144,9 +156,16 @@ def _knn(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fi
     bank = knn.Neighbours(X, y, K)
     k = bank.best_k(seed=options.seed)
     head = knn.class_means(X, y, K)
-    return Fitted("knn", head, lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12), {"k": k, "T": knn.T},
-                  ("k-NN keeps images instead of weights, so that no checkpoint can hold it: the one that is saved has "
-                   "the nearest class mean as its head, and its accuracy stands beside k-NN's.",))
+    return Fitted(
+        "knn",
+        head,
+        lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12),
+        {"k": k, "T": knn.T},
+        (
+            "k-NN keeps images instead of weights, so that no checkpoint can hold it: the one that is saved has "
+            "the nearest class mean as its head, and its accuracy stands beside k-NN's.",
+        ),
+    )
 
 
 METHODS: dict[str, Callable[[Array, Array, Sequence[str], Options], Fitted]] = {
@@ -183,8 +202,12 @@ def tables(method: str, X: Array, y: Array, Xt: Array, yt: Array, K: int) -> dic
         K: number of classes.
     """
     if method == "ridge":
-        return {"few_shot": [{"shots": row.shots, "accuracies": list(row.accuracies),
-                              "mean": float(np.mean(row.accuracies))} for row in ridge.few_shot(X, y, Xt, yt, K)]}
+        return {
+            "few_shot": [
+                {"shots": row.shots, "accuracies": list(row.accuracies), "mean": float(np.mean(row.accuracies))}
+                for row in ridge.few_shot(X, y, Xt, yt, K)
+            ]
+        }
     if method == "knn":
         found = knn.Neighbours(X, y, K).votes(Xt)
         return {"neighbours": [{"k": k, "top1": float((votes.argmax(1) == yt).mean())} for k, votes in found.items()]}

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitkit.data.order import rng
-from vitkit.features.head import Array, Head, Standard
+from vitkit.features.head import Head, Standard
+from vitkit.types import Array
 
-BIAS = 100.0            # the constant feature: so large that the bias is hardly regularised
+BIAS = 100.0  # the constant feature: so large that the bias is hardly regularised
 L2 = 2.0**10
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
@@ -30,9 +31,9 @@ def ridge(X: Array, y: Array, K: int, l2: float = L2) -> Head:
         l2: the strength.
     """
     scale = Standard.of(X)
-    A = np.concatenate([scale(X), np.full((len(X), 1), BIAS)], 1)                         # [n, F + 1]
-    Y = 2.0 * (y[:, None] == np.arange(K)) - 1.0                                          # [n, K]
-    if A.shape[0] >= A.shape[1]:                 # the smaller of A'A and AA': both give the same W
+    A = np.concatenate([scale(X), np.full((len(X), 1), BIAS)], 1)  # [n, F + 1]
+    Y = 2.0 * (y[:, None] == np.arange(K)) - 1.0  # [n, K]
+    if A.shape[0] >= A.shape[1]:  # the smaller of A'A and AA': both give the same W
         W = solve(A.T @ A, A.T @ Y, l2)
     else:
         W = A.T @ solve(A @ A.T, Y, l2)
@@ -59,8 +60,9 @@ class FewShot:
     accuracies: tuple[float, ...]
 
 
-def few_shot(X: Array, y: Array, Xt: Array, yt: Array, K: int, shots: Sequence[int] = SHOTS,
-             seeds: Sequence[int] = SEEDS) -> list[FewShot]:
+def few_shot(
+    X: Array, y: Array, Xt: Array, yt: Array, K: int, shots: Sequence[int] = SHOTS, seeds: Sequence[int] = SEEDS
+) -> list[FewShot]:
     """Accuracy on held-out images, fitted to few: shots that a class does not have are left out.
 
     Args:
@@ -89,5 +91,4 @@ def draw(y: Array, K: int, count: int, seed: int) -> Array:
         count: images of each.
         seed: another seed is another choice.
     """
-    return np.concatenate([rng(seed, "split", k, count).permutation(np.flatnonzero(y == k))[:count]
-                           for k in range(K)])
+    return np.concatenate([rng(seed, "split", k, count).permutation(np.flatnonzero(y == k))[:count] for k in range(K)])

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 
 from vitkit.data.base import stratified
 from vitkit.data.order import Order
-from vitkit.features.head import Array, Head, Standard
+from vitkit.features.head import Head, Standard
+from vitkit.types import Array
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 BATCH = 1024
-STEPS = 500                 # at least; of large data so many that every image is seen EPOCHS times
+STEPS = 500  # at least; of large data so many that every image is seen EPOCHS times
 EPOCHS = 10
 MOMENTUM = 0.9
 DECAY = 1e-4
@@ -47,8 +48,8 @@ def descend(X: Array, y: Array, K: int, rates: Sequence[float], seed: int) -> li
     speed = [torch.zeros_like(W), torch.zeros_like(b)]
     for step in range(steps):
         rows = np.array([index for _, index in order.rows(step)])
-        x = ((torch.from_numpy(X[rows]) - m) / s).expand(len(rates), -1, -1)              # [G, B, F]
-        logits = torch.baddbmm(b, x, W)                                                   # [G, B, K]
+        x = ((torch.from_numpy(X[rows]) - m) / s).expand(len(rates), -1, -1)  # [G, B, F]
+        logits = torch.baddbmm(b, x, W)  # [G, B, K]
         target = torch.from_numpy(y[rows]).repeat(len(rates))
         loss = F.cross_entropy(logits.flatten(0, 1), target, reduction="sum") / len(rows) + DECAY / 2 * (W * W).sum()
         now = rate * (1 + math.cos(math.pi * step / steps)) / 2
@@ -73,7 +74,8 @@ def sgd(X: Array, y: Array, K: int, seed: int, rates: Sequence[float] = RATES) -
     from vitkit.features.logistic import nll
 
     kept, out = stratified(y, 0.1, seed)
-    losses = {rate: nll(head.logits(X[out]), y[out]) for rate, head in
-              zip(rates, descend(X[kept], y[kept], K, rates, seed))}
+    losses = {
+        rate: nll(head.logits(X[out]), y[out]) for rate, head in zip(rates, descend(X[kept], y[kept], K, rates, seed))
+    }
     best = min(losses, key=lambda rate: losses[rate])
     return descend(X, y, K, [best], seed)[0], losses

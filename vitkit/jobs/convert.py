@@ -12,15 +12,15 @@ from torch import Tensor
 
 from vitkit.checkpoints.verify import Comparison, compare
 from vitkit.errors import CannotExpress, CheckpointError
-from vitkit.jobs.walk import sample_photo
+from vitkit.jobs.walk import square_photo
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
 
 
 def photos(config: ViTConfig) -> Tensor:
     """scikit-learn's two photos as pixels between -1 and 1 of the size and channels that a model takes."""
-    images = [np.asarray(sample_photo(name, config.image_hw)) for name in ("china", "flower")]
-    x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1                # [2, 3, H, W]
+    images = [np.asarray(square_photo(name, config.image_hw)) for name in ("china", "flower")]
+    x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1  # [2, 3, H, W]
     return x[:, torch.arange(config.num_channels) % 3]
 
 
@@ -39,7 +39,7 @@ def prove(model: ViT, source: str | Path, destination: str | Path, **overrides: 
     model, x, unexplained = model.float(), photos(model.config), False
     for place, arguments in ((source, overrides), (destination, {})):
         if place is source and overrides.get("num_classes") is not None:
-            continue        # a new head has no original to compare with
+            continue  # a new head has no original to compare with
         yield f"{place} as its own library runs it, against vitkit:"
         try:
             rows = compare(place, model, x, **arguments)
@@ -51,5 +51,7 @@ def prove(model: ViT, source: str | Path, destination: str | Path, **overrides: 
         yield from rows
         unexplained |= any(not row.equal and not row.explanation for row in rows)
     if unexplained:
-        raise CheckpointError("The outputs differ from the original library's and no known property explains it; "
-                              "do not use the file that was written.")
+        raise CheckpointError(
+            "The outputs differ from the original library's and no known property explains it; "
+            "do not use the file that was written."
+        )

@@ -28,13 +28,20 @@ def demo(out: Path, *, seed: int = 0, epochs: float | None = None, watch: Watch 
     Returns:
         {"stopped", "seconds", "right", "images", "accuracy", "run"}.
     """
-    run, outcome = train("digits", out, recipe="digits", changes={"epochs": epochs}, settings={"seed": seed},
-                         watch=watch)
+    run, outcome = train(
+        "digits", out, recipe="digits", changes={"epochs": epochs}, settings={"seed": seed}, watch=watch
+    )
     if outcome.stopped:
         return {"stopped": True, "run": str(run.path)}
     outputs = logits_of(load(run.weights("last")), open_source("digits", "test"))
     found = measure(outputs, run.info["data"]["classes"])
-    result = {"stopped": False, "seconds": outcome.seconds, "right": round(found.top1 * found.n), "images": found.n,
-              "accuracy": found.top1, "run": str(run.path)}
+    result = {
+        "stopped": False,
+        "seconds": outcome.seconds,
+        "right": round(found.top1 * found.n),
+        "images": found.n,
+        "accuracy": found.top1,
+        "run": str(run.path),
+    }
     (run.path / "demo.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result

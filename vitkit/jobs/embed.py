@@ -11,13 +11,13 @@ from vitkit.data.base import Source
 from vitkit.data.food import cache_folder
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits
-from vitkit.engine import Engine
 from vitkit.errors import DataError
-from vitkit.evaluation.logits import Progress
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import Filled, fill
 from vitkit.features.export import check, export
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
+from vitkit.types import Tick
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,19 @@ def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
     return found
 
 
-def embed(model: ViT, sources: dict[str, Source], cache: FeatureCache, *, features: str | None = None,
-          out: str | Path | None = None, batch_size: int = 64, workers: int | None = None,
-          engine: Engine | None = None, progress: Progress | None = None, bad_images: BadImages = "fail") -> Embedding:
+def embed(
+    model: ViT,
+    sources: dict[str, Source],
+    cache: FeatureCache,
+    *,
+    features: str | None = None,
+    out: str | Path | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "fail",
+) -> Embedding:
     """Fill the cache with the features of several sources; all processes call this.
 
     Args:
@@ -68,16 +78,28 @@ def embed(model: ViT, sources: dict[str, Source], cache: FeatureCache, *, featur
         out: an .npz or .parquet file to write them to as well.
         batch_size: images at once in each process.
         workers: processes that decode; None for one a core.
-        engine: processes, device, precision.
+        runtime: processes, device, precision.
         progress: called with the number of images done since the last call.
         bad_images: `fail` or `skip`.
     """
     path = Path(out).expanduser() if out is not None else None
     if path is not None:
         check(path)
-    parts = {name: fill(model, source, cache, features=features, batch_size=batch_size, workers=workers,
-                        engine=engine, progress=progress, bad_images=bad_images) for name, source in sources.items()}
-    if path is not None and (engine is None or engine.main):
+    parts = {
+        name: fill(
+            model,
+            source,
+            cache,
+            features=features,
+            batch_size=batch_size,
+            workers=workers,
+            runtime=runtime,
+            progress=progress,
+            bad_images=bad_images,
+        )
+        for name, source in sources.items()
+    }
+    if path is not None and (runtime is None or runtime.main):
         with staging(path.parent) as beside:
             export(parts, beside / path.name)
     return Embedding(parts, path)

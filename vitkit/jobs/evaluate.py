@@ -17,17 +17,18 @@ from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits, parse
-from vitkit.engine import Engine
 from vitkit.errors import DataError, UnreadableFile
-from vitkit.evaluation.logits import Outputs, Progress, logits_of
+from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import class_names, outputs_of
-from vitkit.model.predictor import Predictor
+from vitkit.model.classifier import Classifier
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
+from vitkit.types import Tick
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,14 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the logits, as JSON can hold it."""
-        return {"weights": self.weights, "data": self.data, "part": self.part, **self.measures.to_dict(),
-                "skipped": [{"image": name, "why": why} for name, why in self.outputs.skipped],
-                "seconds": round(self.seconds, 3)}
+        return {
+            "weights": self.weights,
+            "data": self.data,
+            "part": self.part,
+            **self.measures.to_dict(),
+            "skipped": [{"image": name, "why": why} for name, why in self.outputs.skipped],
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def run_of(weights: str | Path) -> RunFolder | None:
@@ -86,14 +92,18 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
         share, seed = held
         whole = splits["train" if "train" in splits else "all"]()
         if share == 0:
-            raise DataError(f"The run was fitted to all of {data} and held nothing out; give other data, or --split "
-                            f"{next(iter(splits))} to measure what it has learnt by heart.")
-        return Subset(whole, stratified(whole.labels, share, seed if "train" in splits else 0)[1]), \
-            f"the {share:.0%} that the run held out"
+            raise DataError(
+                f"The run was fitted to all of {data} and held nothing out; give other data, or --split "
+                f"{next(iter(splits))} to measure what it has learnt by heart."
+            )
+        return Subset(
+            whole, stratified(whole.labels, share, seed if "train" in splits else 0)[1]
+        ), f"the {share:.0%} that the run held out"
     name = split or own or ("all" if "all" in splits else None)
     if name is None or name not in splits:
-        raise DataError(f"{data} has no part {name or 'test or val'!r}; it has: {', '.join(splits)}. Choose one with "
-                        f"--split.")
+        raise DataError(
+            f"{data} has no part {name or 'test or val'!r}; it has: {', '.join(splits)}. Choose one with --split."
+        )
     source = splits[name]()
     if not len(source):
         raise DataError(f"{data} holds no images in {name!r}.")
@@ -116,9 +126,21 @@ def _held_out(run: RunFolder) -> tuple[float, int]:
     return float(run.info["data"]["held_share"]), int(run.info["data"]["seed"])
 
 
-def evaluate(predictor: Predictor, source: Source, *, weights: str = "", data: str = "", part: str = "",
-             same_order: bool = False, batch_size: int = 64, workers: int | None = None, engine: Engine | None = None,
-             progress: Progress | None = None, bad_images: BadImages = "fail", worst: int = 20) -> Evaluation:
+def evaluate(
+    predictor: Classifier,
+    source: Source,
+    *,
+    weights: str = "",
+    data: str = "",
+    part: str = "",
+    same_order: bool = False,
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "fail",
+    worst: int = 20,
+) -> Evaluation:
     """Evaluate a predictor on a source; all processes call this.
 
     Args:
@@ -130,7 +152,7 @@ def evaluate(predictor: Predictor, source: Source, *, weights: str = "", data: s
         same_order: whether the data's classes stand in the order of the model's outputs, whatever they are called.
         batch_size: images at once in each process.
         workers: processes that decode; None for one a core.
-        engine: processes, device, precision.
+        runtime: processes, device, precision.
         progress: called with the number of images done since the last call.
         bad_images: `fail` or `skip`.
         worst: wrong answers that are kept.
@@ -143,8 +165,15 @@ def evaluate(predictor: Predictor, source: Source, *, weights: str = "", data: s
     else:
         to_output = match_classes(source.class_names, predictor.input_spec, K)
     start = time.perf_counter()
-    found = logits_of(predictor, source, batch_size=batch_size, workers=workers, engine=engine, progress=progress,
-                      bad_images=bad_images)
+    found = logits_of(
+        predictor,
+        source,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+        progress=progress,
+        bad_images=bad_images,
+    )
     seconds = time.perf_counter() - start
     found = Outputs(found.logits, to_output[found.labels], found.index, found.names, found.skipped)
     return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds)
@@ -192,11 +221,17 @@ def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = N
     tables: dict[str, tuple[Sequence[str], Any]] = {
         "predictions.csv": (
             ("image", "truth", "predicted", "confidence", "truth_probability", "truth_rank"),
-            ((image, names[y], names[p], f"{c:.6f}", f"{np.exp(t):.6f}", r + 1) for image, y, p, c, t, r in
-             zip(found.outputs.names, found.outputs.labels, predicted, confidence, truth, rank))),
-        "per_class.csv": (("class", "precision", "recall", "f1", "support"),
-                          ((s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support)
-                           for s in m.per_class)),
+            (
+                (image, names[y], names[p], f"{c:.6f}", f"{np.exp(t):.6f}", r + 1)
+                for image, y, p, c, t, r in zip(
+                    found.outputs.names, found.outputs.labels, predicted, confidence, truth, rank
+                )
+            ),
+        ),
+        "per_class.csv": (
+            ("class", "precision", "recall", "f1", "support"),
+            ((s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support) for s in m.per_class),
+        ),
     }
     if m.confusion is not None:
         tables["confusion.csv"] = (("truth", *names), ((name, *row) for name, row in zip(names, m.confusion)))

@@ -16,15 +16,16 @@ from vitkit.data.base import Source, Subset
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError, pick
-from vitkit.evaluation.logits import Array, Progress, logits_of
+from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.match import match_classes
 from vitkit.evaluation.predict import Images
 from vitkit.jobs.evaluate import part_of, run_of
 from vitkit.model.vit import ViT
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.exported import EXPORTS, Card, Exported, export, open_exported
+from vitkit.types import Array, Tick
 
-NOISE = 8           # random images that a file is checked with where there are no others
+NOISE = 8  # random images that a file is checked with where there are no others
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,17 @@ class ExportedFile:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return {"file": str(self.path), "form": self.card.form, "merge": self.card.merge,
-                "any_size": self.card.any_size, "calibrated_on": self.calibrated, "report_on": self.on,
-                **self.report.to_dict(), "megabytes": round(self.megabytes, 1), "seconds": round(self.seconds, 1)}
+        return {
+            "file": str(self.path),
+            "form": self.card.form,
+            "merge": self.card.merge,
+            "any_size": self.card.any_size,
+            "calibrated_on": self.calibrated,
+            "report_on": self.on,
+            **self.report.to_dict(),
+            "megabytes": round(self.megabytes, 1),
+            "seconds": round(self.seconds, 1),
+        }
 
 
 def default_place(weights: str | Path, to: str, merge: int = 0) -> Path:
@@ -87,8 +96,15 @@ def default_place(weights: str | Path, to: str, merge: int = 0) -> Path:
     return (run.path if run else Path()) / f"{name}{extra}{row.ending}"
 
 
-def images_for(data: str | Path | None, weights: str | Path, model: ViT, calibrate: int, report: int,
-               split: str | None = None, seed: int = 0) -> Shown:
+def images_for(
+    data: str | Path | None,
+    weights: str | Path,
+    model: ViT,
+    calibrate: int,
+    report: int,
+    split: str | None = None,
+    seed: int = 0,
+) -> Shown:
     """Choose images to calibrate on and others to report on.
 
     Calibration takes the training part where there is one; else some of the images, and the report is about the rest.
@@ -110,7 +126,7 @@ def images_for(data: str | Path | None, weights: str | Path, model: ViT, calibra
             raise DataError("int8 is calibrated on images like those it will see; give some with --images DATA.")
         return Shown(None, None, f"{NOISE} images of random pixels (give --images DATA for your own)")
     if Path(data).expanduser().is_dir() and not any(one.is_dir() for one in Path(data).expanduser().iterdir()):
-        whole: Source = Images(data)                # photos without classes
+        whole: Source = Images(data)  # photos without classes
         part, labelled, train = "all images", False, None
     else:
         whole, part = part_of(data, split, run)
@@ -128,7 +144,7 @@ def images_for(data: str | Path | None, weights: str | Path, model: ViT, calibra
             raise DataError(f"{data} holds {len(whole)} image; int8 needs some to calibrate on and others to check.")
         cut = min(calibrate, len(whole) // 2)
         calibration = Subset(whole, np.sort(order[:cut]))
-    rest = np.sort(order[cut:cut + report])
+    rest = np.sort(order[cut : cut + report])
     words = f"{len(rest)} images of {data} ({part}{', none of them calibrated on' if calibrate else ''})"
     return Shown(calibration, Subset(whole, rest), words, labelled)
 
@@ -142,9 +158,19 @@ def names_match(source: Source, model: ViT) -> bool:
     return True
 
 
-def export_file(model: ViT, to: str, out: str | Path, images: Shown, *, merge: int = 0, source: str = "",
-                batch_size: int = 32, workers: int | None = 0, progress: Progress | None = None,
-                bad_images: BadImages = "fail") -> ExportedFile:
+def export_file(
+    model: ViT,
+    to: str,
+    out: str | Path,
+    images: Shown,
+    *,
+    merge: int = 0,
+    source: str = "",
+    batch_size: int = 32,
+    workers: int | None = 0,
+    progress: Tick | None = None,
+    bad_images: BadImages = "fail",
+) -> ExportedFile:
     """Write a file, open it again, and compare it with the model; a report is written beside it.
 
     Args:
@@ -161,27 +187,50 @@ def export_file(model: ViT, to: str, out: str | Path, images: Shown, *, merge: i
     """
     row, out = pick(EXPORTS, to, "export"), Path(out).expanduser()
     if not model.config.num_classes:
-        raise ConfigError("These weights have no head, so that they predict nothing; give them one with `vitkit probe "
-                          "DATA --from WEIGHTS`.")
-    loader = () if images.calibration is None else EvalLoader(
-        images.calibration, model.input_spec, batch_size=batch_size, workers=workers, bad_images=bad_images)
+        raise ConfigError(
+            "These weights have no head, so that they predict nothing; give them one with `vitkit probe "
+            "DATA --from WEIGHTS`."
+        )
+    loader = (
+        ()
+        if images.calibration is None
+        else EvalLoader(
+            images.calibration, model.input_spec, batch_size=batch_size, workers=workers, bad_images=bad_images
+        )
+    )
     start = time.perf_counter()
     with staging(out.parent) as beside:
-        card = export(model, to, beside / out.name, merge=merge, pixels=(batch.pixels for batch in loader),
-                      words={"source": source})
+        card = export(
+            model,
+            to,
+            beside / out.name,
+            merge=merge,
+            pixels=(batch.pixels for batch in loader),
+            words={"source": source},
+        )
         seconds = time.perf_counter() - start
-        size = sum(file.stat().st_size for file in beside.iterdir()) / 2 ** 20
+        size = sum(file.stat().st_size for file in beside.iterdir()) / 2**20
         promised = None if merge else row.tolerance
-        report = reported(model, open_exported(beside / out.name), images, promised, batch_size, workers, progress,
-                          bad_images)
-        done = ExportedFile(out, card, report, images.words, 0 if images.calibration is None
-                            else len(images.calibration), size, seconds)
+        report = reported(
+            model, open_exported(beside / out.name), images, promised, batch_size, workers, progress, bad_images
+        )
+        done = ExportedFile(
+            out, card, report, images.words, 0 if images.calibration is None else len(images.calibration), size, seconds
+        )
         (beside / f"{out.stem}.report.json").write_text(json.dumps(done.to_dict(), indent=1) + "\n", encoding="utf-8")
     return done
 
 
-def reported(model: ViT, fast: Exported, images: Shown, tolerance: float | None, batch_size: int,
-             workers: int | None, progress: Progress | None, bad_images: BadImages) -> Accuracy:
+def reported(
+    model: ViT,
+    fast: Exported,
+    images: Shown,
+    tolerance: float | None,
+    batch_size: int,
+    workers: int | None,
+    progress: Tick | None,
+    bad_images: BadImages,
+) -> Accuracy:
     """The plain model and its exported form on the same images."""
     if images.report is None:
         spec = model.input_spec
@@ -189,8 +238,10 @@ def reported(model: ViT, fast: Exported, images: Shown, tolerance: float | None,
         first = next(model.parameters())
         with torch.inference_mode():
             return compare(model(x.to(first)).float().cpu().numpy(), fast(x).numpy(), None, tolerance)
-    plain, other = (logits_of(one, images.report, batch_size=batch_size, workers=workers, progress=progress,
-                              bad_images=bad_images) for one in (model, fast))
+    plain, other = (
+        logits_of(one, images.report, batch_size=batch_size, workers=workers, progress=progress, bad_images=bad_images)
+        for one in (model, fast)
+    )
     labels: Array | None = None
     if images.labelled:
         labels = match_classes(images.report.class_names, model.input_spec, model.config.num_classes)[plain.labels]

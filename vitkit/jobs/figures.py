@@ -8,25 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
-from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from vitkit.data.base import Source, Subset
 from vitkit.data.preprocess import preprocess
+from vitkit.data.samples import PHOTOS, sample_photo
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError, InputError, pick
 from vitkit.evaluation.predict import Images
-from vitkit.explain.looking import Ask, beneath
+from vitkit.explain.common import Ask, unwrap
 from vitkit.explain.plots import PLOTS
 from vitkit.model.config import InputSpec
-
-PHOTOS = ("china.jpg", "flower.jpg")        # scikit-learn's
 
 
 def sample_photos() -> Images:
     """The two photos that come with scikit-learn."""
-    return Images([Image.fromarray(load_sample_image(name)) for name in PHOTOS])
+    return Images([sample_photo(name) for name in PHOTOS])
 
 
 def some_images(data: str | Path | None, count: int) -> Source:
@@ -60,8 +57,9 @@ def pixels(source: Source, spec: InputSpec, batch: int = 8) -> Iterator[Tensor]:
         yield torch.stack([preprocess(source.read(i)[0], spec, source.names[i]) for i in numbers])
 
 
-def figures(model: nn.Module, source: Source, out: Path, *, only: Iterable[str] | None = None,
-            ask: Ask | None = None) -> Iterator[tuple[str, list[Path]]]:
+def figures(
+    model: nn.Module, source: Source, out: Path, *, only: Iterable[str] | None = None, ask: Ask | None = None
+) -> Iterator[tuple[str, list[Path]]]:
     """Write plots and their data: PNG and SVG, .npz and .csv.
 
     Args:
@@ -74,7 +72,7 @@ def figures(model: nn.Module, source: Source, out: Path, *, only: Iterable[str] 
     Yields:
         Name of each plot, and the files that were written.
     """
-    spec = beneath(model).input_spec
+    spec = unwrap(model).input_spec
     wanted = list(only) if only else [name for name, plot in PLOTS.items() if plot.needs != "image"]
     for name in wanted:
         pick(PLOTS, name, "plot")

@@ -18,9 +18,16 @@ from vitkit.model.config import variant
 from vitkit.model.create import create
 
 
-def patches(image: Given | None, out: Path, *, model: str = "vit-b/16", weights: str | Path | None = None,
-            image_size: int | tuple[int, int] | None = None, patch_size: int | None = None, seed: int = 42
-            ) -> tuple[list[Path], dict[str, tuple[int, ...]], bool]:
+def patches(
+    image: Given | None,
+    out: Path,
+    *,
+    model: str = "vit-b/16",
+    weights: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | None = None,
+    seed: int = 42,
+) -> tuple[list[Path], dict[str, tuple[int, ...]], bool]:
     """Draw what Eq. 1 makes of an image.
 
     Args:
@@ -50,6 +57,7 @@ def patches(image: Given | None, out: Path, *, model: str = "vit-b/16", weights:
     try:
         files = draw_all(arrays, out)
     except OSError as error:
-        raise OutputError(f"Expected a folder that can be written to; {out} cannot ({error.strerror}). Choose another "
-                          f"with --out.") from error
+        raise OutputError(
+            f"Expected a folder that can be written to; {out} cannot ({error.strerror}). Choose another with --out."
+        ) from error
     return files, {name: values.shape for name, values in arrays.items() if values.ndim > 1}, weights is not None

@@ -15,9 +15,8 @@ import sklearn.model_selection  # noqa: F401
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits
-from vitkit.engine import Engine
 from vitkit.errors import DataError
-from vitkit.evaluation.logits import Outputs, Progress
+from vitkit.evaluation.logits import Outputs
 from vitkit.evaluation.measure import measure
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
@@ -26,9 +25,11 @@ from vitkit.features.head import attach, checked
 from vitkit.features.probe import Fitted, Options, fit, tables, trainable
 from vitkit.jobs.evaluate import Evaluation, write
 from vitkit.model.vit import ViT
-from vitkit.training.run import RunFolder
+from vitkit.runtime import Runtime
+from vitkit.training.run_folder import RunFolder
+from vitkit.types import Tick
 
-HELD = 0.1      # share that is held out of data that has no part for it
+HELD = 0.1  # share that is held out of data that has no part for it
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,15 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {"method": self.fitted.method, "top1": self.top1, "correct": self.correct, "head_top1": self.head_top1,
-                "chosen": self.fitted.chosen, **self.more, "seconds": round(self.seconds, 3)}
+        return {
+            "method": self.fitted.method,
+            "top1": self.top1,
+            "correct": self.correct,
+            "head_top1": self.head_top1,
+            "chosen": self.fitted.chosen,
+            **self.more,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,10 @@ def parts_of(data: str | Path, seed: int) -> Parts:
     if own is None or "train" not in splits:
         trainable(whole.labels, whole.class_names)
         if (least := min(whole.counts().items(), key=lambda item: item[1]))[1] < 2:
-            raise DataError(f"{data} has no test part, and the class {least[0]!r} has one image: nothing of it can be "
-                            f"held out. Add images, or a test part.")
+            raise DataError(
+                f"{data} has no test part, and the class {least[0]!r} has one image: nothing of it can be "
+                f"held out. Add images, or a test part."
+            )
         # Data without any parts has the same images held out whatever the seed: `vitkit eval` finds them again.
         kept, out = stratified(whole.labels, HELD, seed if "train" in splits else 0)
         return Parts(Subset(whole, kept), Subset(whole, out), f"the {HELD:.0%} that was held out", HELD)
@@ -133,17 +143,32 @@ def _aligned(train: Source, held: Source, own: str) -> Source:
     counts = train.counts()
     only = [name for name, count in held.counts().items() if count and not counts.get(name)]
     if only:
-        raise DataError(f"The class {only[0]!r} is in the {own} part ({held.counts()[only[0]]} images) but has no "
-                        f"training images; add some, or remove it from {own}.")
+        raise DataError(
+            f"The class {only[0]!r} is in the {own} part ({held.counts()[only[0]]} images) but has no "
+            f"training images; add some, or remove it from {own}."
+        )
     if held.class_names != train.class_names:
         raise DataError(f"The classes of train and {own} stand in another order; name them alike in both.")
     return held
 
 
-def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
-          methods: Sequence[str] = ("logistic",), options: Options | None = None, features: str | None = None,
-          weights: str = "", batch_size: int = 64, workers: int | None = None, engine: Engine | None = None,
-          progress: Progress | None = None, bad_images: BadImages = "fail", parts: Parts | None = None) -> Probe:
+def probe(
+    model: ViT,
+    data: str | Path,
+    out: str | Path,
+    cache: FeatureCache,
+    *,
+    methods: Sequence[str] = ("logistic",),
+    options: Options | None = None,
+    features: str | None = None,
+    weights: str = "",
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "fail",
+    parts: Parts | None = None,
+) -> Probe:
     """Fit heads to the frozen features of a data set, and leave a run folder with the first one in a checkpoint.
 
     Args:
@@ -157,7 +182,7 @@ def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
         weights: what the backbone is called, for the record.
         batch_size: images at once in each process.
         workers: processes that decode; None for one a core.
-        engine: processes, device, precision.
+        runtime: processes, device, precision.
         progress: called with the number of images done since the last call.
         bad_images: `fail` or `skip`.
         parts: what `parts_of(data, seed)` returned, where it was asked already.
@@ -167,8 +192,20 @@ def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
     RunFolder.check_place(out)
     checked(choose(features, model.config), model)
     parts = parts or parts_of(data, options.seed)
-    train, held = (fill(model, source, cache, features=features, batch_size=batch_size, workers=workers, engine=engine,
-                        progress=progress, bad_images=bad_images) for source in (parts.train, parts.held))
+    train, held = (
+        fill(
+            model,
+            source,
+            cache,
+            features=features,
+            batch_size=batch_size,
+            workers=workers,
+            runtime=runtime,
+            progress=progress,
+            bad_images=bad_images,
+        )
+        for source in (parts.train, parts.held)
+    )
     embedded = time.perf_counter()
     A, B, names = train.read(), held.read(), parts.train.class_names
     results = tuple(_result(method, A, B, names, options) for method in methods)
@@ -181,13 +218,27 @@ def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
     seconds = {"embed": embedded - start, "fit": fitted - embedded, "work": fitted - start}
     found = Evaluation(weights, str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"])
     info = {
-        "kind": "probe", "recipe_name": f"probe-{results[0].fitted.method}", "weights": weights,
-        "methods": list(methods), "features": train.choice.name, "settings": {"seed": options.seed},
-        "input_spec": best.input_spec.to_dict(), "config": best.config.to_dict(),
-        "parameters": sum(p.numel() for p in best.parameters()), "trained": int(W.size + b.size),
-        "data": {"spec": str(data), "train": len(A.labels), "test": len(B.labels), "classes": list(names),
-                 "counts": parts.train.counts(), "held": parts.words, "held_share": parts.share, "seed": options.seed,
-                 "fingerprint": parts.train.fingerprint()},
+        "kind": "probe",
+        "recipe_name": f"probe-{results[0].fitted.method}",
+        "weights": weights,
+        "methods": list(methods),
+        "features": train.choice.name,
+        "settings": {"seed": options.seed},
+        "input_spec": best.input_spec.to_dict(),
+        "config": best.config.to_dict(),
+        "parameters": sum(p.numel() for p in best.parameters()),
+        "trained": int(W.size + b.size),
+        "data": {
+            "spec": str(data),
+            "train": len(A.labels),
+            "test": len(B.labels),
+            "classes": list(names),
+            "counts": parts.train.counts(),
+            "held": parts.words,
+            "held_share": parts.share,
+            "seed": options.seed,
+            "fingerprint": parts.train.fingerprint(),
+        },
         "cache": {"computed": train.computed + held.computed, "reused": train.reused + held.reused},
         "notes": [note for result in results for note in result.fitted.notes],
     }
@@ -195,8 +246,13 @@ def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
     def save() -> RunFolder:
         run = RunFolder.create(out, info)
         for result in results:
-            run.log({"event": "probe", **{k: v for k, v in result.to_dict().items() if k != "seconds"},
-                     "time": {"seconds": result.seconds}})
+            run.log(
+                {
+                    "event": "probe",
+                    **{k: v for k, v in result.to_dict().items() if k != "seconds"},
+                    "time": {"seconds": result.seconds},
+                }
+            )
         run.log({"event": "val", "step": 0, "weights": "last", "top1": found.measures.top1, "n": found.measures.n})
         for name, why in (*train.skipped, *held.skipped):
             run.log({"event": "skipped", "name": name, "why": why})
@@ -204,7 +260,7 @@ def probe(model: ViT, data: str | Path, out: str | Path, cache: FeatureCache, *,
         run.save(best, "best", {"probe": results[0].fitted.method, "features": train.choice.name})
         return run
 
-    run = engine.on_main(save) if engine else save()
+    run = runtime.on_main(save) if runtime else save()
     seconds["work"] = time.perf_counter() - start
     return Probe(run, best, results, found, train, held, seconds)
 

@@ -17,19 +17,19 @@ from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset
 from vitkit.data.sources import open_splits
 from vitkit.errors import UnreadableFile, VitkitError
-from vitkit.evaluation.logits import Progress
 from vitkit.jobs.evaluate import evaluate, part_of
-from vitkit.jobs.runs import list_runs
+from vitkit.jobs.listing import list_runs
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.count import flops
 from vitkit.model.vit import ViT
 from vitkit.report import Shown, comparison, page
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
+from vitkit.types import Tick
 
-MOST_IMAGES = 5000      # of a validation part that are evaluated for a page; `vitkit eval` takes all of them
+MOST_IMAGES = 5000  # of a validation part that are evaluated for a page; `vitkit eval` takes all of them
 
 
-def report(run: str | Path, *, out: str | Path | None = None, progress: Progress | None = None) -> Path:
+def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | None = None) -> Path:
     """Write the page of a run.
 
     What `vitkit eval` or `vitkit probe` left in the folder is shown; a training that was not evaluated yet is, on its
@@ -42,8 +42,11 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Progress
     """
     folder = RunFolder.open(run)
     notes: list[str] = []
-    model = _try(lambda: load(folder.path, device=_device()), notes,
-                 "The weights cannot be read, so there are no rollouts and figures")
+    model = _try(
+        lambda: load(folder.path, device=_device()),
+        notes,
+        "The weights cannot be read, so there are no rollouts and figures",
+    )
     parts = _try(lambda: _parts(folder), notes, "The images are not where they were")
     train, held, words = parts if parts is not None else (None, None, "")
     found = evaluation_of(folder)
@@ -54,8 +57,20 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Progress
     elif model is not None and held is not None:
         found = _try(lambda: _evaluated(folder, model, held, words, notes, progress), notes, "It was not evaluated")
     place = Path(out).expanduser() if out is not None else folder.path / "report.html"
-    return _write(place, page(folder, Shown(evaluation=found, train=train, held=held, model=model, notes=notes,
-                                            looks=_affordable(model, 1e12, 4, 32) if model is not None else 0)))
+    return _write(
+        place,
+        page(
+            folder,
+            Shown(
+                evaluation=found,
+                train=train,
+                held=held,
+                model=model,
+                notes=notes,
+                looks=_affordable(model, 1e12, 4, 32) if model is not None else 0,
+            ),
+        ),
+    )
 
 
 def _device() -> str:
@@ -110,15 +125,26 @@ def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:
     return source
 
 
-def _evaluated(run: RunFolder, model: ViT, held: Source, words: str, notes: list[str], progress: Progress | None
-               ) -> dict[str, Any]:
+def _evaluated(
+    run: RunFolder, model: ViT, held: Source, words: str, notes: list[str], progress: Tick | None
+) -> dict[str, Any]:
     most = _affordable(model, 2e13, 100, MOST_IMAGES)
     if len(held) > most:
-        notes.append(f"The numbers are of {most:,} of the {len(held):,} validation images, spread evenly; "
-                     f"`vitkit eval` measures on all.")
+        notes.append(
+            f"The numbers are of {most:,} of the {len(held):,} validation images, spread evenly; "
+            f"`vitkit eval` measures on all."
+        )
         held = Subset(held, np.linspace(0, len(held) - 1, most).round().astype(int))
-    return evaluate(model, held, weights=run.weights().name, data=run.info["data"]["spec"], part=words, workers=0,
-                    progress=progress, bad_images="skip").to_dict()
+    return evaluate(
+        model,
+        held,
+        weights=run.weights().name,
+        data=run.info["data"]["spec"],
+        part=words,
+        workers=0,
+        progress=progress,
+        bad_images="skip",
+    ).to_dict()
 
 
 def _write(path: Path, text: str) -> Path:
@@ -151,6 +177,9 @@ def compare(folder: str | Path, out: str | Path | None = None) -> Path:
         raise UnreadableFile(f"Expected runs under {folder}; there are none.")
     place = Path(out).expanduser() if out is not None else Path(folder).expanduser() / "runs.html"
     root = Path(folder).expanduser()
-    shown = [asdict(row) | {"path": os.path.relpath(row.path, root),
-                            "link": os.path.relpath(row.path / "report.html", place.parent)} for row in rows]
+    shown = [
+        asdict(row)
+        | {"path": os.path.relpath(row.path, root), "link": os.path.relpath(row.path / "report.html", place.parent)}
+        for row in rows
+    ]
     return _write(place, comparison([RunFolder.open(row.path) for row in rows], shown, f"Runs in {root.name or root}"))

@@ -35,21 +35,26 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
         raise DataError(f"{spec} has one class, {train.class_names[0]!r}; a classifier needs at least two.")
     if share == 0:
         if "all" in splits:
-            notes.append("All images are trained on: `vitkit eval` on the same data would measure what was learnt by "
-                         "heart.")
+            notes.append(
+                "All images are trained on: `vitkit eval` on the same data would measure what was learnt by heart."
+            )
         return train, None, notes
     if "val" in splits and "train" in splits:
         val = splits["val"]()
         if val.class_names != train.class_names:
             other = sorted(set(train.class_names) ^ set(val.class_names))
-            raise DataError(f"The validation part of {spec} has other classes than train: {', '.join(other[:5])}. Make "
-                            f"them the same, or use --val 0.")
+            raise DataError(
+                f"The validation part of {spec} has other classes than train: {', '.join(other[:5])}. Make "
+                f"them the same, or use --val 0."
+            )
         kept: Source = train
     else:
         inside, held = stratified(train.labels, share, seed if "train" in splits else 0)
         kept, val = Subset(train, inside), Subset(train, held)
     if missing := [name for name, count in val.counts().items() if not count]:
         images = train.counts()[missing[0]]
-        raise DataError(f"Class {missing[0]!r} is missing from the validation part ({images} "
-                        f"image{'s' if images > 1 else ''} in all); add images of it, or use --val 0.")
+        raise DataError(
+            f"Class {missing[0]!r} is missing from the validation part ({images} "
+            f"image{'s' if images > 1 else ''} in all); add images of it, or use --val 0."
+        )
     return kept, val, notes

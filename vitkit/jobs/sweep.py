@@ -11,12 +11,22 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.train import train
 from vitkit.training.loop import Outcome, Watch
 from vitkit.training.recipes import RECIPES
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
 
-def sweep(data: str | Path, out: str | Path, *, recipe: str, lrs: Sequence[float] | None = None,
-          changes: Mapping[str, Any] | None = None, final: bool = True, resume: bool = False,
-          watch: Watch | None = None, say: Callable[[str], None] = print, **how: Any) -> dict[str, Any]:
+def sweep(
+    data: str | Path,
+    out: str | Path,
+    *,
+    recipe: str,
+    lrs: Sequence[float] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    final: bool = True,
+    resume: bool = False,
+    watch: Watch | None = None,
+    say: Callable[[str], None] = print,
+    **how: Any,
+) -> dict[str, Any]:
     """Train with each learning rate, choose the best on the held-out part, train on everything with it.
 
     Args:
@@ -42,8 +52,9 @@ def sweep(data: str | Path, out: str | Path, *, recipe: str, lrs: Sequence[float
     changes = {name: value for name, value in (changes or {}).items() if value is not None}
     tried = sorted(set(lrs or row.lr_choices))
     if not tried:
-        raise ConfigError(f"The recipe {recipe!r} has no learning rates to choose from; give some, such as "
-                          f"--lrs 0.001,0.01.")
+        raise ConfigError(
+            f"The recipe {recipe!r} has no learning rates to choose from; give some, such as --lrs 0.001,0.01."
+        )
     if changes.pop("lr", None) is not None:
         raise ConfigError("A sweep chooses the learning rate itself; give --lrs instead of --lr.")
     if changes.get("val", row.val) == 0:
@@ -53,14 +64,19 @@ def sweep(data: str | Path, out: str | Path, *, recipe: str, lrs: Sequence[float
     scores: dict[float, float] = {}
     for lr in tried:
         say(f"lr {lr:g}")
-        _, outcome = train(data, out / f"lr-{lr:g}", recipe=recipe, changes={**changes, "lr": lr}, resume=resume,
-                           watch=watch, **how)
+        _, outcome = train(
+            data, out / f"lr-{lr:g}", recipe=recipe, changes={**changes, "lr": lr}, resume=resume, watch=watch, **how
+        )
         if outcome.stopped:
             return {"stopped": True}
         scores[lr] = last_top1(RunFolder.open(out / f"lr-{lr:g}"))
     best = max(scores, key=lambda lr: (scores[lr], -lr))
-    found: dict[str, Any] = {"recipe": recipe, "lrs": {f"{lr:g}": score for lr, score in scores.items()}, "lr": best,
-                             "final": None}
+    found: dict[str, Any] = {
+        "recipe": recipe,
+        "lrs": {f"{lr:g}": score for lr, score in scores.items()},
+        "lr": best,
+        "final": None,
+    }
     if final:
         say(f"final run on everything, lr {best:g}")
         outcome = _final(data, out, recipe, {**changes, "lr": best, "val": 0.0}, resume, watch, how)
@@ -73,8 +89,15 @@ def sweep(data: str | Path, out: str | Path, *, recipe: str, lrs: Sequence[float
     return found
 
 
-def _final(data: str | Path, out: Path, recipe: str, changes: Mapping[str, Any], resume: bool, watch: Watch | None,
-           how: Mapping[str, Any]) -> Outcome:
+def _final(
+    data: str | Path,
+    out: Path,
+    recipe: str,
+    changes: Mapping[str, Any],
+    resume: bool,
+    watch: Watch | None,
+    how: Mapping[str, Any],
+) -> Outcome:
     return train(data, out / "final", recipe=recipe, changes=changes, resume=resume, watch=watch, **how)[1]
 
 

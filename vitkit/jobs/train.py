@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from vitkit.data.base import Source
-from vitkit.engine import Engine
 from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
-from vitkit.speed.training import Lean, refuse_fp8
+from vitkit.runtime import Runtime
+from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training.build import new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
-from vitkit.training.run import RunFolder
-from vitkit.training.settings import PRECISIONS, Settings, Shares
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
 
-FEW_IMAGES = 10_000       # below which training from scratch is warned of
+FEW_IMAGES = 10_000  # below which training from scratch is warned of
 # What must be the same when a run goes on. Processes, micro-batches, workers and devices may change.
 DECIDES = ("seed", "precision")
 
@@ -42,7 +42,7 @@ class Prepared:
         val: images that are validated on.
         recipe: with the user's changes.
         settings: of the machine.
-        engine: processes and device.
+        runtime: processes and device.
         info: what run.json will hold.
         notes: what the user should know, a sentence each.
         out: the run's folder.
@@ -54,22 +54,31 @@ class Prepared:
     val: Source | None
     recipe: Recipe
     settings: Settings
-    engine: Engine
+    runtime: Runtime
     info: dict[str, Any]
     notes: tuple[str, ...]
     out: Path
     resume: bool
 
     @property
-    def shares(self) -> Shares:
+    def split(self) -> BatchSplit:
         """How a step's images are shared out."""
-        return Shares.of(self.recipe, self.settings, self.engine)
+        return BatchSplit.of(self.recipe, self.settings, self.runtime)
 
 
-def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | None = None, model: str | None = None,
-            weights: str | Path | None = None, image_size: int | tuple[int, int] | None = None, resume: bool = False,
-            accumulate: int | None = None, changes: Mapping[str, Any] | None = None,
-            settings: Mapping[str, Any] | None = None) -> Prepared:
+def prepare(
+    data: str | Path | None,
+    out: str | Path,
+    *,
+    recipe: str | Recipe | None = None,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    resume: bool = False,
+    accumulate: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Prepared:
     """Check a run and make everything that it needs; nothing is written yet.
 
     Args:
@@ -105,10 +114,10 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
     how = how.change(**(changes or {}))
     given = {key: value for key, value in (settings or {}).items() if value is not None}
     chosen = Settings(**{**stored.get("settings", {}), **given})
-    engine = Engine(chosen.device, PRECISIONS[chosen.precision])
+    runtime = Runtime(chosen.device, PRECISIONS[chosen.precision])
     if accumulate is not None:
-        chosen = _accumulated(chosen, how, engine, accumulate)
-    Shares.of(how, chosen, engine)
+        chosen = _accumulated(chosen, how, runtime, accumulate)
+    BatchSplit.of(how, chosen, runtime)
     if model is not None:
         variant(model)
     elif weights is None and how.config is None:
@@ -119,35 +128,56 @@ def prepare(data: str | Path | None, out: str | Path, *, recipe: str | Recipe | 
         raise ConfigError("MixUp and CutMix need at least 2 images in a batch; use a larger --batch-size.")
 
     if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
-        config = ViTConfig.from_dict(stored["same"]["config"])     # the state brings the weights
+        config = ViTConfig.from_dict(stored["same"]["config"])  # the state brings the weights
         built = ViT(config, InputSpec.from_dict(stored["input_spec"]))
     elif weights is not None:
         built = pretrained(weights, how, train.class_names, image_size)
     else:
         built = new_model(model, how, train.class_names, chosen.seed, image_size)
     if chosen.precision == "fp8":
-        refuse_fp8(built.config, engine.device)
+        refuse_fp8(built.config, runtime.device)
     trained = freeze(built, how.freeze)
     notes += _notes(name, how, model, weights, built, len(train), data)
     info = {
-        "kind": "train", "recipe_name": name, "recipe": how.to_dict(), "settings": chosen.to_dict(), "model": model,
-        "weights": weights, "input_spec": built.input_spec.to_dict(), "processes": engine.ranks,
-        "device": str(engine.device), "torch_threads": torch.get_num_threads(),
-        "steps": how.total(len(train)), "parameters": sum(p.numel() for p in built.parameters()), "trained": trained,
-        "data": {"spec": str(data), "train": len(train), "val": len(val) if val else 0,
-                 "classes": list(train.class_names), "counts": train.counts()},
-        "same": {"config": built.config.to_dict(), "recipe": _decisive(how), **{k: getattr(chosen, k) for k in DECIDES},
-                 "classes": list(train.class_names), "data": train.fingerprint(),
-                 "validation data": val.fingerprint() if val else None, "weights": weights},
+        "kind": "train",
+        "recipe_name": name,
+        "recipe": how.to_dict(),
+        "settings": chosen.to_dict(),
+        "model": model,
+        "weights": weights,
+        "input_spec": built.input_spec.to_dict(),
+        "processes": runtime.ranks,
+        "device": str(runtime.device),
+        "torch_threads": torch.get_num_threads(),
+        "steps": how.total(len(train)),
+        "parameters": sum(p.numel() for p in built.parameters()),
+        "trained": trained,
+        "data": {
+            "spec": str(data),
+            "train": len(train),
+            "val": len(val) if val else 0,
+            "classes": list(train.class_names),
+            "counts": train.counts(),
+        },
+        "same": {
+            "config": built.config.to_dict(),
+            "recipe": _decisive(how),
+            **{k: getattr(chosen, k) for k in DECIDES},
+            "classes": list(train.class_names),
+            "data": train.fingerprint(),
+            "validation data": val.fingerprint() if val else None,
+            "weights": weights,
+        },
     }
     if stored:
         RunFolder.open(out).check(info)
     _check_space(out, built, how)
-    return Prepared(built, train, val, how, chosen, engine, info, tuple(notes), out, resume)
+    return Prepared(built, train, val, how, chosen, runtime, info, tuple(notes), out, resume)
 
 
-def train(data: str | Path | None, out: str | Path, *, watch: Watch | None = None, **how: Any
-          ) -> tuple[RunFolder, Outcome]:
+def train(
+    data: str | Path | None, out: str | Path, *, watch: Watch | None = None, **how: Any
+) -> tuple[RunFolder, Outcome]:
     """Train, and leave a run folder.
 
     Args:
@@ -166,21 +196,30 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         ready: what `prepare` returned.
         watch: is told what happens, in the main process.
     """
-    engine = ready.engine
-    engine.wait()           # until all have looked at the place: the next line fills it
-    run = engine.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
-    alone = engine.ranks == 1 and ready.shares.count == 1       # a graph's gradients can be neither shared nor added up
-    loop = Loop(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, engine, watch,
-                faster=partial(Lean, graph=alone, eight=ready.settings.precision == "fp8"))
+    runtime = ready.runtime
+    runtime.wait()  # until all have looked at the place: the next line fills it
+    run = runtime.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
+    alone = runtime.ranks == 1 and ready.split.count == 1  # a graph's gradients can be neither shared nor added up
+    loop = Loop(
+        ready.model,
+        ready.train,
+        ready.val,
+        ready.recipe,
+        ready.settings,
+        run,
+        runtime,
+        watch,
+        wrap_forward=partial(TrainingForward, graph=alone, fp8=ready.settings.precision == "fp8"),
+    )
     threads = torch.get_num_threads()
-    if engine.device.type == "cuda":
-        torch.set_num_threads(1)        # the cores are the workers': threads that wait for small work take them away
+    if runtime.device.type == "cuda":
+        torch.set_num_threads(1)  # the cores are the workers': threads that wait for small work take them away
     try:
         at = loop.resume()
         outcome = loop()
     finally:
         torch.set_num_threads(threads)
-    if outcome.step == at and engine.main and watch is not None:
+    if outcome.step == at and runtime.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is finished: all {loop.total:,} steps are done."})
     return run, outcome
 
@@ -194,11 +233,13 @@ def _recipe(recipe: str | Recipe | None, weights: str | None, stored: Mapping[st
     return name, pick(RECIPES, name, "recipe")
 
 
-def _accumulated(settings: Settings, recipe: Recipe, engine: Engine, accumulate: int) -> Settings:
-    process = Shares.of(recipe, dataclasses.replace(settings, micro_batch=None), engine).process
+def _accumulated(settings: Settings, recipe: Recipe, runtime: Runtime, accumulate: int) -> Settings:
+    process = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime).process
     if accumulate < 1 or process % accumulate:
-        raise ConfigError(f"--accumulate {accumulate} does not divide the {process} images of each process; use "
-                          f"{max(d for d in range(1, process + 1) if process % d == 0 and d <= max(accumulate, 1))}.")
+        raise ConfigError(
+            f"--accumulate {accumulate} does not divide the {process} images of each process; use "
+            f"{max(d for d in range(1, process + 1) if process % d == 0 and d <= max(accumulate, 1))}."
+        )
     return dataclasses.replace(settings, micro_batch=process // accumulate)
 
 
@@ -208,18 +249,26 @@ def _decisive(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in recipe.to_dict().items() if name not in left_out}
 
 
-def _notes(name: str, recipe: Recipe, model: str | None, weights: str | None, built: ViT, images: int,
-           data: str | Path) -> list[str]:
+def _notes(
+    name: str, recipe: Recipe, model: str | None, weights: str | None, built: ViT, images: int, data: str | Path
+) -> list[str]:
     notes = []
     if weights is None and not recipe.small_data and images < FEW_IMAGES:
-        notes.append(f"{images:,} images are few to train a Vision Transformer on from scratch: expect little. Learn "
-                     f"on frozen features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); if it "
-                     f"must be from scratch, --recipe small-data is made for few images.")
+        notes.append(
+            f"{images:,} images are few to train a Vision Transformer on from scratch: expect little. Learn "
+            f"on frozen features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); if it "
+            f"must be from scratch, --recipe small-data is made for few images."
+        )
     if weights is None and "finetune" in name:
         notes.append(f"The recipe {name!r} is made for pre-trained weights, and none are given (--from).")
-    if model is not None and recipe.models and not any(variant(model).hidden_size == variant(m).hidden_size
-                                                       and variant(model).patch_size == variant(m).patch_size
-                                                       for m in recipe.models):
+    if (
+        model is not None
+        and recipe.models
+        and not any(
+            variant(model).hidden_size == variant(m).hidden_size and variant(model).patch_size == variant(m).patch_size
+            for m in recipe.models
+        )
+    ):
         notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}; {model} is another model.")
     return notes
 
@@ -232,5 +281,7 @@ def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
     place = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
-        raise OutputError(f"This run needs about {needed / 2**20:,.0f} MiB on the disk of {out}; "
-                          f"{free / 2**20:,.0f} MiB are free. Free some space, or choose another --out.")
+        raise OutputError(
+            f"This run needs about {needed / 2**20:,.0f} MiB on the disk of {out}; "
+            f"{free / 2**20:,.0f} MiB are free. Free some space, or choose another --out."
+        )

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
+from vitkit.data.samples import sample_photo
 from vitkit.explain import draw
 from vitkit.explain.patches import cut
 from vitkit.model.create import create
@@ -25,9 +25,9 @@ class Step:
     shape: tuple[int, ...]
 
 
-def sample_photo(name: str, size: tuple[int, int]) -> Image.Image:
+def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
     """One of scikit-learn's two photos (`china`, `flower`), its centre cut square and resized to (height, width)."""
-    photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
+    photo = sample_photo(name)
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
     return photo.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
@@ -44,13 +44,16 @@ def walk(variant: str, out: Path, seed: int = 42) -> Iterator[Step | Path]:
     torch.manual_seed(seed)
     model = create(variant).eval()
     c = model.config
-    photo = np.asarray(sample_photo("flower", c.image_hw))                                 # [H, W, C]
+    photo = np.asarray(square_photo("flower", c.image_hw))  # [H, W, C]
     parts = cut(photo, c.patch_size)
     yield draw.patches(photo, parts, out / "patches.png", f"What {variant} is fed: a sequence of patches")
-    x = (torch.from_numpy(photo.copy()).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5          # [1, C, H, W]
+    x = (torch.from_numpy(photo.copy()).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5  # [1, C, H, W]
     yield Step("", "the photo, as pixels between -1 and 1", tuple(x.shape))
-    yield Step("", f"cut into {c.grid[0]} x {c.grid[1]} patches, each flattened",
-               (1, c.num_patches, c.patch_size ** 2 * c.num_channels))
+    yield Step(
+        "",
+        f"cut into {c.grid[0]} x {c.grid[1]} patches, each flattened",
+        (1, c.num_patches, c.patch_size**2 * c.num_channels),
+    )
     with torch.no_grad():
         z, _ = model.patch_embedding(x)
         yield Step("Eq. 1", "x_p E: every patch projected to the model's width", tuple(z.shape))

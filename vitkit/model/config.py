@@ -61,8 +61,10 @@ def also_called(**second: str) -> Any:
                 if other in values:
                     value = values.pop(other)
                     if values.setdefault(name, value) != value:
-                        raise ConfigError(f"{other} and {name} are two names of one field, but {other}={value!r} "
-                                          f"and {name}={values[name]!r} came; give only {name}.")
+                        raise ConfigError(
+                            f"{other} and {name} are two names of one field, but {other}={value!r} "
+                            f"and {name}={values[name]!r} came; give only {name}."
+                        )
             init(self, **values)
 
         cls.__init__ = renamed  # type: ignore[method-assign, assignment]
@@ -78,7 +80,7 @@ def also_called(**second: str) -> Any:
 class ViTConfig:
     """The architecture of one Vision Transformer; frozen, and refused when it cannot work.
 
-    The first block has Hugging Face's names and defaults; the second is what the engine needs beyond them.
+    The first block has Hugging Face's names and defaults; the second is what the model needs beyond them.
 
     Args:
         hidden_size: D, the width of a token.
@@ -136,8 +138,14 @@ class ViTConfig:
     pad_input: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size",
-                     "num_channels"):
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "patch_size",
+            "num_channels",
+        ):
             checks.whole(name, getattr(self, name), 1)
         for name in ("num_classes", "chunk_size_feed_forward", "num_register_tokens"):
             checks.whole(name, getattr(self, name), 0)
@@ -155,14 +163,16 @@ class ViTConfig:
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"num_attention_heads must divide hidden_size; {self.num_attention_heads} heads do not divide "
-                f"{self.hidden_size}. Try {self._near_heads()} heads.")
+                f"{self.hidden_size}. Try {self._near_heads()} heads."
+            )
         if not self.pad_input:
             for side in self.image_hw:
                 if side % self.patch_size:
                     raise ConfigError(
                         f"image_size must be a multiple of patch_size; {side} pixels are no multiple of "
                         f"{self.patch_size}. Use {side // self.patch_size * self.patch_size or self.patch_size}, "
-                        f"or pad_input=True.")
+                        f"or pad_input=True."
+                    )
         if not self.class_token and self.pool == "cls":
             raise ConfigError("pool='cls' needs a class token; use pool='mean' with class_token=False.")
         if self.norm_after_pool and self.pool == "cls":
@@ -177,11 +187,14 @@ class ViTConfig:
         result = {}
         for layer, heads in ((int(layer), tuple(sorted({int(head) for head in heads}))) for layer, heads in given):
             if not 0 <= layer < self.num_hidden_layers:
-                raise ConfigError(f"pruned_heads names layer {layer}, but layers go from 0 to "
-                                  f"{self.num_hidden_layers - 1}.")
+                raise ConfigError(
+                    f"pruned_heads names layer {layer}, but layers go from 0 to {self.num_hidden_layers - 1}."
+                )
             if any(not 0 <= head < self.num_attention_heads for head in heads):
-                raise ConfigError(f"pruned_heads names heads {list(heads)} in layer {layer}, but heads go from 0 to "
-                                  f"{self.num_attention_heads - 1}.")
+                raise ConfigError(
+                    f"pruned_heads names heads {list(heads)} in layer {layer}, but heads go from 0 to "
+                    f"{self.num_attention_heads - 1}."
+                )
             if len(heads) == self.num_attention_heads:
                 raise ConfigError(f"pruned_heads leaves no head in layer {layer}; keep at least one.")
             if heads:
@@ -273,8 +286,10 @@ class InputSpec:
             checks.number("std", value, 0, open_low=True)
         wanted = {"rgb": 3, "gray": 1}.get(self.channels, len(self.mean))
         if len(self.mean) != wanted or len(self.std) != wanted:
-            raise ConfigError(f"channels={self.channels!r} needs {wanted} numbers in mean and in std; "
-                              f"got {len(self.mean)} and {len(self.std)}.")
+            raise ConfigError(
+                f"channels={self.channels!r} needs {wanted} numbers in mean and in std; "
+                f"got {len(self.mean)} and {len(self.std)}."
+            )
         if len(set(self.class_names)) != len(self.class_names):
             twice = next(n for n in self.class_names if self.class_names.count(n) > 1)
             raise ConfigError(f"class_names must be different; {twice!r} is there twice.")
@@ -289,11 +304,15 @@ class InputSpec:
     def check(self, config: ViTConfig) -> InputSpec:
         """Return self if it fits `config`, else raise a ConfigError that names both sides."""
         if len(self.mean) != config.num_channels:
-            raise ConfigError(f"The model takes {config.num_channels} channels, but its InputSpec gives "
-                              f"{len(self.mean)} ({self.channels}); set num_channels or the InputSpec's channels.")
+            raise ConfigError(
+                f"The model takes {config.num_channels} channels, but its InputSpec gives "
+                f"{len(self.mean)} ({self.channels}); set num_channels or the InputSpec's channels."
+            )
         if self.class_names and len(self.class_names) != config.num_classes:
-            raise ConfigError(f"The model has {config.num_classes} classes, but its InputSpec names "
-                              f"{len(self.class_names)}; give one name for each class or none.")
+            raise ConfigError(
+                f"The model has {config.num_classes} classes, but its InputSpec names "
+                f"{len(self.class_names)}; give one name for each class or none."
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -335,16 +354,31 @@ SHAPES: dict[str, dict[str, Any]] = {
     "G": _shape(1664, 48, 8192, 16),
 }
 PATCHES: dict[str, tuple[int, ...]] = {
-    "ti": (16,), "s": (8, 14, 16, 32), "b": (8, 14, 16, 32), "l": (14, 16, 32), "h": (14, 16),
-    "so400m": (14, 16), "g": (14,), "G": (14,),
+    "ti": (16,),
+    "s": (8, 14, 16, 32),
+    "b": (8, 14, 16, 32),
+    "l": (14, 16, 32),
+    "h": (14, 16),
+    "so400m": (14, 16),
+    "g": (14,),
+    "G": (14,),
 }
 VARIANTS: dict[str, ViTConfig] = {
     f"vit-{size}/{patch}": ViTConfig(patch_size=patch, **SHAPES[size], **NUMERICS["paper"])
-    for size, patches in PATCHES.items() for patch in patches
+    for size, patches in PATCHES.items()
+    for patch in patches
 }
 
-_TIMM_SIZES = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "so400m": "so400m", "giant": "g",
-               "gigantic": "G"}
+_TIMM_SIZES = {
+    "tiny": "ti",
+    "small": "s",
+    "base": "b",
+    "large": "l",
+    "huge": "h",
+    "so400m": "so400m",
+    "giant": "g",
+    "gigantic": "G",
+}
 _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
 
 
@@ -368,12 +402,14 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         if match[3]:
             found["image_size"] = int(match[3])
     elif "patch" in key and "." in key:
-        raise ConfigError(f"{name!r} names trained weights; create() makes new ones. Use vitkit.load('timm/{name}') "
-                          f"for the weights, or {key.split('.')[0]!r} for the architecture.")
+        raise ConfigError(
+            f"{name!r} names trained weights; create() makes new ones. Use vitkit.load('timm/{name}') "
+            f"for the weights, or {key.split('.')[0]!r} for the architecture."
+        )
     else:
         bare = key[4:] if key.lower().startswith("vit-") else key
         size, _, patch = bare.partition("/")
-        exact = {"g": "g", "G": "G"}.get(size, size.lower())   # g and G differ by case alone
+        exact = {"g": "g", "G": "G"}.get(size, size.lower())  # g and G differ by case alone
         key = f"vit-{exact}/{patch}" if f"vit-{exact}/{patch}" in VARIANTS else key
     row = pick(VARIANTS, key, "variant")
     changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
@@ -384,3 +420,16 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         if key not in known:
             raise ConfigError(f"create() has no argument {key!r}{nearest(key, known) or '.'}")
     return dataclasses.replace(row, **changes)
+
+
+def variant_of(config: ViTConfig) -> str:
+    """The variant of Table 1 that a model is; empty where it is none."""
+    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
+    return next(
+        (
+            name
+            for name, row in VARIANTS.items()
+            if all(getattr(row, field) == getattr(config, field) for field in same)
+        ),
+        "",
+    )

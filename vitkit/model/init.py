@@ -31,7 +31,7 @@ def initialise(model: nn.Module) -> None:
         elif isinstance(module, PositionEmbedding):
             nn.init.normal_(module.table, std=0.02)
         elif isinstance(module, nn.Linear):
-            if kind == "qkv":   # three kernels in one tensor: each has its own fan
+            if kind == "qkv":  # three kernels in one tensor: each has its own fan
                 for kernel in module.weight.chunk(3):
                     nn.init.xavier_uniform_(kernel)
             elif kind == "head":
@@ -48,5 +48,5 @@ def initialise(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(recurse=False):
         if name == "class_token":
             nn.init.zeros_(parameter)
-        else:                   # register tokens
+        else:  # register tokens
             nn.init.normal_(parameter, std=0.02)

@@ -9,7 +9,7 @@ from vitkit.errors import InputError
 from vitkit.model.config import ViTConfig
 
 
-def fit(x: Tensor, c: ViTConfig) -> Tensor:
+def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
     """Return pixels whose sides are multiples of the patch.
 
     Args:
@@ -21,17 +21,21 @@ def fit(x: Tensor, c: ViTConfig) -> Tensor:
     """
     P = c.patch_size
     if x.dim() != 4 or x.shape[1] != c.num_channels:
-        raise InputError(f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
-                         f"For other channels, create or load the model with num_channels=.")
+        raise InputError(
+            f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
+            f"For other channels, create or load the model with num_channels=."
+        )
     if not x.is_floating_point():
         raise InputError(f"Expected floating-point pixels, normalised as model.input_spec says; got {x.dtype}.")
     H, W = x.shape[2:]
     if c.pad_input:
-        return F.pad(x, (0, -W % P, 0, -H % P))     # right and bottom, with zeros
+        return F.pad(x, (0, -W % P, 0, -H % P))  # right and bottom, with zeros
     if H % P or W % P:
-        raise InputError(f"Expected an image height and width that are multiples of the patch size {P}; "
-                         f"got {H} x {W}. Resize to {max(H // P, 1) * P} x {max(W // P, 1) * P}, or create or "
-                         f"load the model with pad_input=True.")
+        raise InputError(
+            f"Expected an image height and width that are multiples of the patch size {P}; "
+            f"got {H} x {W}. Resize to {max(H // P, 1) * P} x {max(W // P, 1) * P}, or create or "
+            f"load the model with pad_input=True."
+        )
     return x
 
 

@@ -22,7 +22,7 @@ def _interpolate(**how: Any) -> Callable[[int, int], Tensor]:
     """A rule that is one of torch's own filters: its matrix is what it makes of the identity."""
 
     def matrix(old: int, new: int) -> Tensor:
-        return F.interpolate(torch.eye(old)[None, None], size=(new, old), **how)[0, 0]    # [new, old]
+        return F.interpolate(torch.eye(old)[None, None], size=(new, old), **how)[0, 0]  # [new, old]
 
     return matrix
 
@@ -33,10 +33,10 @@ def _dinov2(old: int, new: int) -> Tensor:
 
 
 RULES: dict[str, Callable[[int, int], Tensor]] = {
-    "google": _interpolate(mode="bilinear", align_corners=True),        # scipy zoom, order 1; big_vision too
-    "timm-npz": _interpolate(mode="bilinear", align_corners=False),     # timm reading Google's files
-    "timm": _interpolate(mode="bicubic", antialias=True),               # timm otherwise
-    "huggingface": _interpolate(mode="bicubic", align_corners=False),   # also DeiT, MAE
+    "google": _interpolate(mode="bilinear", align_corners=True),  # scipy zoom, order 1; big_vision too
+    "timm-npz": _interpolate(mode="bilinear", align_corners=False),  # timm reading Google's files
+    "timm": _interpolate(mode="bicubic", antialias=True),  # timm otherwise
+    "huggingface": _interpolate(mode="bicubic", align_corners=False),  # also DeiT, MAE
     "torchvision": _interpolate(mode="bicubic", align_corners=True),
     "dinov2": _dinov2,
 }
@@ -58,7 +58,7 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     if new == old:
         return table
     patches = old[0] * old[1]
-    prefix, grid = table[:, :-patches], table[0, -patches:].float().unflatten(0, old)     # [old0, old1, D]
+    prefix, grid = table[:, :-patches], table[0, -patches:].float().unflatten(0, old)  # [old0, old1, D]
     rows, columns = (matrix(n, m).to(table.device) for n, m in zip(old, new, strict=True))
     grid = torch.einsum("ri,cj,ijd->rcd", rows, columns, grid)
     return torch.cat([prefix, grid.flatten(0, 1)[None].to(table.dtype)], dim=1)
@@ -83,7 +83,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.grid, self.rule = grid, rule
         self.table = nn.Parameter(torch.zeros(1, prefix + grid[0] * grid[1], width))
-        self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}     # made of which table, at which version
+        self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}  # made of which table, at which version
 
     def forward(self, grid: Grid) -> Tensor:
         """E_pos for `grid`: [1, prefix + rows * columns, D]."""
@@ -99,7 +99,7 @@ class PositionEmbedding(nn.Module):
     @torch.no_grad()
     def remember(self, grid: Grid) -> None:
         """Keep the table of `grid` until the trained one changes."""
-        if grid != self.grid and not self.table.is_inference():   # an inference tensor does not tell when it changes
+        if grid != self.grid and not self.table.is_inference():  # an inference tensor does not tell when it changes
             self._kept[grid] = self.table, self.table._version, resize(self.table, self.grid, grid, self.rule)
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class PositionEmbedding(nn.Module):
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> PositionEmbedding:
-        self._kept.clear()     # another device or type
+        self._kept.clear()  # another device or type
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         return self
 

@@ -31,9 +31,9 @@ def _keep(msa: MSA, heads: tuple[int, ...]) -> None:
     """Leave only `heads` (original numbers) in one attention."""
     d, device = msa.head_size, msa.qkv.weight.device
     kept = torch.tensor([msa.heads.index(head) for head in heads], device=device)
-    lanes = (kept[:, None] * d + torch.arange(d, device=device)).flatten()                # [heads * d]
+    lanes = (kept[:, None] * d + torch.arange(d, device=device)).flatten()  # [heads * d]
     width = len(msa.heads) * d
-    _cut(msa.qkv, rows=torch.cat([part * width + lanes for part in range(3)]))            # q, k and v of each head
+    _cut(msa.qkv, rows=torch.cat([part * width + lanes for part in range(3)]))  # q, k and v of each head
     _cut(msa.out, columns=lanes)
     msa.heads = heads
 

@@ -25,7 +25,7 @@ from vitkit.errors import ConfigError, InputError
 from vitkit.model.checks import Indices, indices, pair
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.init import initialise
-from vitkit.model.inputs import fit, masks
+from vitkit.model.inputs import masks, validate_and_pad
 from vitkit.model.positions import PositionEmbedding
 from vitkit.model.prune import prune_heads
 from vitkit.model.residual import Residual
@@ -41,7 +41,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """[B, C, H, W] -> [B, N, D], and the grid (rows, columns) of the N patches."""
-        x = self.projection(fit(x, self.c))                                               # [B, D, H/P, W/P]
+        x = self.projection(validate_and_pad(x, self.c))                                  # [B, D, H/P, W/P]
         return x.flatten(2).mT, (x.shape[2], x.shape[3])                                  # [B, N, D]
 
 

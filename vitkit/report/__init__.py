@@ -6,6 +6,6 @@ What does not belong here: measuring (evaluation), computing pictures (explain),
 from __future__ import annotations
 
 from vitkit.report.compare import comparison
-from vitkit.report.run import Shown, page
+from vitkit.report.page import Shown, page
 
 __all__ = ["Shown", "comparison", "page"]

@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from vitkit.explain import draw
 from vitkit.report.render import figure, render
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder, flatten
 
 MOST_LINES = 8
-WORDS = ("recipe.source", "recipe.expect")     # about a recipe, not of it
+WORDS = ("recipe.source", "recipe.expect")  # about a recipe, not of it
 
 
 def comparison(runs: Sequence[RunFolder], rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -24,19 +24,34 @@ def comparison(runs: Sequence[RunFolder], rows: Sequence[Mapping[str, Any]], tit
         title: of the page.
     """
     names = [str(row["path"]) for row in rows]
-    return render("runs.html", title=title, rows=rows, curves=_curves(runs, names), names=names,
-                  reports=["report.html" if (run.path / "report.html").is_file() else None for run in runs],
-                  differences=differences(runs))
+    return render(
+        "runs.html",
+        title=title,
+        rows=rows,
+        curves=_curves(runs, names),
+        names=names,
+        reports=["report.html" if (run.path / "report.html").is_file() else None for run in runs],
+        differences=differences(runs),
+    )
 
 
 def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
     drawn = []
-    for event, value, title in (("val", "top1", "Validation accuracy"), ("train", "loss", "Training loss"),
-                                ("val", "loss", "Validation loss")):
+    for event, value, title in (
+        ("val", "top1", "Validation accuracy"),
+        ("train", "loss", "Training loss"),
+        ("val", "loss", "Validation loss"),
+    ):
         series = {}
         for name, run in zip(names, runs, strict=True):
-            lines = [row for row in run.metrics() if row.get("event") == event and value in row
-                     and row.get("weights", "last") == "last" and run.info.get("kind") == "train"]
+            lines = [
+                row
+                for row in run.metrics()
+                if row.get("event") == event
+                and value in row
+                and row.get("weights", "last") == "last"
+                and run.info.get("kind") == "train"
+            ]
             if lines:
                 series[name] = ([row["step"] for row in lines], [row[value] for row in lines])
         if series:
@@ -48,19 +63,29 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
     """(setting, its value in each run) of the settings in which the runs that have it differ."""
-    flat = [_flat({k: run.info.get(k) for k in ("recipe_name", "recipe", "settings", "model", "weights", "features",
-                                                 "parameters", "processes", "device")}
-                  | {"data": run.info.get("data", {}).get("spec")}) for run in runs]
+    flat = [
+        flatten(
+            {
+                k: run.info.get(k)
+                for k in (
+                    "recipe_name",
+                    "recipe",
+                    "settings",
+                    "model",
+                    "weights",
+                    "features",
+                    "parameters",
+                    "processes",
+                    "device",
+                )
+            }
+            | {"data": run.info.get("data", {}).get("spec")}
+        )
+        for run in runs
+    ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
-    return [(key, [str(one.get(key, "–")) for one in flat]) for key in keys
-            if len({str(one[key]) for one in flat if key in one}) > 1 and key not in WORDS]
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{name}.")
-        elif value is not None:
-            flat[before + name] = value
-    return flat
+    return [
+        (key, [str(one.get(key, "–")) for one in flat])
+        for key in keys
+        if len({str(one[key]) for one in flat if key in one}) > 1 and key not in WORDS
+    ]

@@ -16,18 +16,23 @@ from vitkit.explain import draw
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SMALL = 64          # images narrower than this are enlarged, with their pixels visible
+SMALL = 64  # images narrower than this are enlarged, with their pixels visible
 
 
 def render(template: str, **values: Any) -> str:
     """Fill one of the templates of this folder; everything that is no Markup is escaped.
 
     Args:
-        template: `run.html` or `runs.html`.
+        template: `page.html` or `runs.html`.
         values: what it shows.
     """
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("vitkit.report", "."), autoescape=True,
-                                     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vitkit.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"share": share, "number": number, "whole": whole, "time": duration}
     return environment.get_template(template).render(**values)
 

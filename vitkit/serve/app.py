@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 import vitkit
 from vitkit.errors import RequestError, VitkitError
 from vitkit.serve import explaining, pages
-from vitkit.serve.gate import Gate, body_of, extra, status_of
+from vitkit.serve.middleware import Middleware, body_of, extra, status_of
 from vitkit.serve.service import Service
 from vitkit.serve.uploads import BODY, Upload, read_uploads
 
@@ -85,42 +85,56 @@ class Health(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Refusal, "description": words} for code, words in {
-        400: "The request cannot be read.", 401: "The token is missing or wrong.", 408: "It did not arrive in time.",
-        413: "Over one of the limits.", 415: "Neither multipart nor JSON.",
+    code: {"model": Refusal, "description": words}
+    for code, words in {
+        400: "The request cannot be read.",
+        401: "The token is missing or wrong.",
+        408: "It did not arrive in time.",
+        413: "Over one of the limits.",
+        415: "Neither multipart nor JSON.",
         422: "An image or a choice that does not fit.",
-        503: "No room just now; Retry-After says when to try again."}.items()}
+        503: "No room just now; Retry-After says when to try again.",
+    }.items()
+}
 ARRAY: dict[str, Any] = {"content": {"application/json": {}, "image/png": {}, "application/x-npy": {}}}
-KindName = StrEnum("KindName", {name: name for name in explaining.KINDS})                  # type: ignore[misc]
-PictureName = StrEnum("PictureName", {name: name for name in explaining.PICTURES})         # type: ignore[misc]
+KindName = StrEnum("KindName", {name: name for name in explaining.KINDS})  # type: ignore[misc]
+PictureName = StrEnum("PictureName", {name: name for name in explaining.PICTURES})  # type: ignore[misc]
 ROLLOUT = KindName("rollout")
-Number = Annotated[int | None, Query(ge=-2**31, lt=2**31)]
+Number = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
 
 
-def create_app(service: Service) -> Gate:
-    """The app of a service, behind its gate: API, page, health and metrics. Any ASGI server runs it.
+def create_app(service: Service) -> Middleware:
+    """The app of a service, behind its middleware: API, page, health and metrics. Any ASGI server runs it.
 
     Args:
         service: a model and its limits.
     """
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.warm)       # before a port is open: whoever is let in is answered
+        await asyncio.to_thread(service.warm)  # before a port is open: whoever is let in is answered
         yield
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
-                  redirect_slashes=False,
-                  description=f"{service.source or 'A Vision Transformer'}: predictions, features, explanations.")
+    app = FastAPI(
+        title="vitkit",
+        version=vitkit.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        description=f"{service.source or 'A Vision Transformer'}: predictions, features, explanations.",
+    )
     _answer_errors(app, service)
     _api(app, service)
     _house(app, service)
     _pages(app)
-    return Gate(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
+    return Middleware(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:
     """Every error is one JSON object with one sentence; nothing of the server's inside is shown."""
+
     def answer(status: int, error: str, kind: str, headers: Any = None) -> JSONResponse:
         return JSONResponse({"error": error, "kind": kind}, status, headers)
 
@@ -130,8 +144,10 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        words = {404: "There is nothing at this address; /docs describes the API.",
-                 405: "This address does not take this method."}
+        words = {
+            404: "There is nothing at this address; /docs describes the API.",
+            405: "This address does not take this method.",
+        }
         return answer(error.status_code, words.get(error.status_code, str(error.detail)), "RequestError", error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -161,23 +177,39 @@ def _api(app: FastAPI, service: Service) -> None:
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=10_000)] = 5) -> Predictions:
         """The likeliest classes of each image, with their probabilities."""
         found = await service.predict(await read_uploads(request, settings), top)
-        return Predictions(results=[
-            Prediction(name=one.image, top=[Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses])
-            for one in found])
+        return Predictions(
+            results=[
+                Prediction(name=one.image, top=[Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses])
+                for one in found
+            ]
+        )
 
     @app.post("/v1/embed", response_model=Embeddings, responses=REFUSALS, openapi_extra=BODY, tags=["model"])
     async def embed(request: Request) -> Embeddings:
         """The features of each image: y of Eq. 4, the class token (or the mean of the patches) after the last norm."""
         uploads = await read_uploads(request, settings)
         found = await service.embed(uploads)
-        return Embeddings(width=service.model.config.hidden_size,
-                          results=[Embedding(name=one.name, embedding=y.tolist()) for one, y in zip(uploads, found)])
+        return Embeddings(
+            width=service.model.config.hidden_size,
+            results=[Embedding(name=one.name, embedding=y.tolist()) for one, y in zip(uploads, found)],
+        )
 
-    @app.post("/v1/explain", response_model=Explanation, openapi_extra=BODY, tags=["model"],
-              responses={**REFUSALS, 200: {**ARRAY, "description": "An overlay (PNG), or the numbers (JSON, NPY)."}})
-    async def explain(request: Request, kind: KindName = ROLLOUT, layer: Number = None, head: Number = None,
-                      query: Number = None, target: Number = None,
-                      format: Annotated[Literal["png", "json", "npy"], Query()] = "png") -> Any:
+    @app.post(
+        "/v1/explain",
+        response_model=Explanation,
+        openapi_extra=BODY,
+        tags=["model"],
+        responses={**REFUSALS, 200: {**ARRAY, "description": "An overlay (PNG), or the numbers (JSON, NPY)."}},
+    )
+    async def explain(
+        request: Request,
+        kind: KindName = ROLLOUT,
+        layer: Number = None,
+        head: Number = None,
+        query: Number = None,
+        target: Number = None,
+        format: Annotated[Literal["png", "json", "npy"], Query()] = "png",
+    ) -> Any:
         """Where the model looks: one image with an overlay, or the numbers behind it."""
         upload = await one_upload(request)
         ask = explaining.Question(kind=kind.value, layer=layer, head=head, query=query, target=target)
@@ -186,31 +218,51 @@ def _api(app: FastAPI, service: Service) -> None:
         values = await service.explain(upload, partial(explaining.arrays, ask=ask))
         if format == "npy":
             return Response(explaining.npy(values), media_type="application/x-npy")
-        return JSONResponse(await asyncio.to_thread(lambda: {
-            "name": upload.name, "kind": kind.value, "grid": list(explaining.grid(service.model)),
-            "prefix_tokens": service.model.config.num_prefix_tokens, "shape": list(values.shape),
-            "values": explaining.plain(values)}))
+        return JSONResponse(
+            await asyncio.to_thread(
+                lambda: {
+                    "name": upload.name,
+                    "kind": kind.value,
+                    "grid": list(explaining.grid(service.model)),
+                    "prefix_tokens": service.model.config.num_prefix_tokens,
+                    "shape": list(values.shape),
+                    "values": explaining.plain(values),
+                }
+            )
+        )
 
-    @app.post("/v1/picture", openapi_extra=BODY, tags=["model"], response_class=Response,
-              responses={**REFUSALS, 200: {"content": {"image/png": {}}, "description": "A figure (PNG)."}})
+    @app.post(
+        "/v1/picture",
+        openapi_extra=BODY,
+        tags=["model"],
+        response_class=Response,
+        responses={**REFUSALS, 200: {"content": {"image/png": {}}, "description": "A figure (PNG)."}},
+    )
     async def picture(request: Request, name: PictureName) -> Response:
         """One of the figures that `vitkit explain` and `vitkit figures` draw."""
         upload = await one_upload(request)
-        return Response(await service.explain(upload, partial(explaining.picture, name=name.value)),
-                        media_type="image/png")
+        return Response(
+            await service.explain(upload, partial(explaining.picture, name=name.value)), media_type="image/png"
+        )
 
     @app.get("/v1/model", tags=["model"], responses={401: REFUSALS[401]})
     async def model() -> dict[str, Any]:
         """The model's card: variant, classes, what it is fed, the weights' sha256, and the server's limits."""
-        return {**service.card(),
-                "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
-                "pictures": {name: plot.title for name, plot in explaining.PICTURES.items()
-                             if service.explains and plot.fits(service.model)},
-                "samples": {path: pages.SAMPLES[path][1] for path in pages.samples()}}
+        return {
+            **service.card(),
+            "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
+            "pictures": {
+                name: plot.title
+                for name, plot in explaining.PICTURES.items()
+                if service.explains and plot.fits(service.model)
+            },
+            "samples": {path: pages.SAMPLES[path][1] for path in pages.samples()},
+        }
 
 
 def _house(app: FastAPI, service: Service) -> None:
     """For whoever keeps the server running."""
+
     @app.get("/healthz", response_model=Health, tags=["server"])
     async def healthz() -> Health:
         """The process lives."""
@@ -223,8 +275,12 @@ def _house(app: FastAPI, service: Service) -> None:
             return Health(status="ready")
         return JSONResponse({"status": "stopping" if service.stopping else "starting"}, 503, {"Retry-After": "5"})
 
-    @app.get("/metrics", tags=["server"], response_class=Response,
-             responses={200: {"content": {"text/plain": {}}}, 401: REFUSALS[401]})
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}, 401: REFUSALS[401]},
+    )
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

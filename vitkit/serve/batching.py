@@ -42,15 +42,22 @@ class Batcher(Generic[T, R]):
         observe: called with the size and the seconds of every batch.
     """
 
-    def __init__(self, run: Callable[[Sequence[T]], Sequence[R]], *, max_batch: int, max_delay: float, max_queue: int,
-                 observe: Callable[[int, float], None] = lambda size, seconds: None) -> None:
+    def __init__(
+        self,
+        run: Callable[[Sequence[T]], Sequence[R]],
+        *,
+        max_batch: int,
+        max_delay: float,
+        max_queue: int,
+        observe: Callable[[int, float], None] = lambda size, seconds: None,
+    ) -> None:
         self.run, self.max_batch, self.max_delay, self.max_queue = run, max_batch, max_delay, max_queue
         self.observe = observe
-        self.held = 0                  # reserved and not yet released
-        self.coming = 0                # reserved and not yet submitted
-        self.rate = 0.0                # items a second that the last batches ran at
-        self._last = 0                 # size of the last batch
-        self._ended = -math.inf        # when it ended
+        self.held = 0  # reserved and not yet released
+        self.coming = 0  # reserved and not yet submitted
+        self.rate = 0.0  # items a second that the last batches ran at
+        self._last = 0  # size of the last batch
+        self._ended = -math.inf  # when it ended
         self._waiting: deque[_Waiting[T, R]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -70,8 +77,10 @@ class Batcher(Generic[T, R]):
             if self._closed:
                 raise Busy("The server is stopping; send the request to another one.")
             if self.held + count > self.max_queue:
-                raise Busy(f"The server is busy: {self.held} images are waiting and {self.max_queue} is its limit. "
-                           f"Try again in {self.patience()} s.")
+                raise Busy(
+                    f"The server is busy: {self.held} images are waiting and {self.max_queue} is its limit. "
+                    f"Try again in {self.patience()} s."
+                )
             self.held += count
             self.coming += count
         return Reservation(self, count)
@@ -121,12 +130,12 @@ class Batcher(Generic[T, R]):
     def _work(self) -> None:
         while batch := self._gather():
             batch = [one for one in batch if one.answer.set_running_or_notify_cancel()]
-            if not batch:       # whoever asked has gone
+            if not batch:  # whoever asked has gone
                 continue
             start = time.perf_counter()
             try:
                 results = self.run([one.item for one in batch])
-            except BaseException as error:      # it belongs to those who wait; this thread goes on
+            except BaseException as error:  # it belongs to those who wait; this thread goes on
                 for one in batch:
                     one.answer.set_exception(error)
                 continue
@@ -153,6 +162,7 @@ class Reservation(Generic[T, R]):
     def __enter__(self) -> Reservation[T, R]:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.batcher._release(self.count, self.count - self.used)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from vitkit.errors import InputError, pick
 from vitkit.explain.attention import class_attention, gradient_rollout, rollout
-from vitkit.explain.looking import Ask, image_of, patch_map, to_array
+from vitkit.explain.common import Ask, image_of, patch_map, to_array
 from vitkit.explain.plots import PLOTS, Plot
 from vitkit.model.checks import indices
 from vitkit.model.vit import ViT
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from vitkit.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,4 +164,4 @@ def plain(values: Array) -> Any:
     if values.dtype == np.uint8:
         return values.tolist()
     rounded = np.array([float(f"{value:.6g}") for value in values.ravel().tolist()]).reshape(values.shape)
-    return np.where(np.isnan(rounded), None, rounded).tolist()      # type: ignore[call-overload]
+    return np.where(np.isnan(rounded), None, rounded).tolist()  # type: ignore[call-overload]

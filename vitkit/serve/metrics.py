@@ -14,15 +14,23 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("vitkit_requests", "Requests answered.", ["path", "status"], registry=self.registry)
-        self.seconds = Histogram("vitkit_request_seconds", "Time from a request's first byte to its last answer.",
-                                 ["path"], buckets=SECONDS, registry=self.registry)
+        self.seconds = Histogram(
+            "vitkit_request_seconds",
+            "Time from a request's first byte to its last answer.",
+            ["path"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self.inside = Gauge("vitkit_requests_inside", "Requests that are being answered.", registry=self.registry)
-        self.batch_size = Histogram("vitkit_batch_size", "Images in a batch.", ["work"], buckets=SIZES,
-                                    registry=self.registry)
-        self.batch_seconds = Histogram("vitkit_batch_seconds", "Time of the model for a batch.", ["work"],
-                                       buckets=SECONDS, registry=self.registry)
-        self.waiting = Gauge("vitkit_images_waiting", "Images accepted and not yet answered.", ["work"],
-                             registry=self.registry)
+        self.batch_size = Histogram(
+            "vitkit_batch_size", "Images in a batch.", ["work"], buckets=SIZES, registry=self.registry
+        )
+        self.batch_seconds = Histogram(
+            "vitkit_batch_seconds", "Time of the model for a batch.", ["work"], buckets=SECONDS, registry=self.registry
+        )
+        self.waiting = Gauge(
+            "vitkit_images_waiting", "Images accepted and not yet answered.", ["work"], registry=self.registry
+        )
 
     def batch(self, work: str, size: int, seconds: float) -> None:
         """Count one batch.

@@ -36,5 +36,6 @@ def samples() -> dict[str, Path]:
     found = importlib.util.find_spec("sklearn")
     places = (found.submodule_search_locations or ()) if found else ()
     folders = [Path(place) / "datasets" / "images" for place in places]
-    return {path: folder / name for folder in folders for path, (name, _) in SAMPLES.items()
-            if (folder / name).is_file()}
+    return {
+        path: folder / name for folder in folders for path, (name, _) in SAMPLES.items() if (folder / name).is_file()
+    }

@@ -13,7 +13,7 @@ from ray import serve
 
 from vitkit.serve.app import create_app
 from vitkit.serve.batching import Batcher
-from vitkit.serve.gate import Gate
+from vitkit.serve.middleware import Middleware
 from vitkit.serve.service import load_service
 from vitkit.serve.settings import Settings
 
@@ -31,8 +31,9 @@ class RayBatcher(Batcher[T, R]):
             self.observe(len(items), time.perf_counter() - start)
             return list(results)
 
-        self._batched: Callable[[T], Any] = serve.batch(max_batch_size=self.max_batch,
-                                                        batch_wait_timeout_s=self.max_delay)(batched)
+        self._batched: Callable[[T], Any] = serve.batch(
+            max_batch_size=self.max_batch, batch_wait_timeout_s=self.max_delay
+        )(batched)
 
     def _submit(self, item: T) -> Any:
         with self._changed:
@@ -45,8 +46,16 @@ class RayBatcher(Batcher[T, R]):
             self._closed = True
 
 
-def application(source: str, settings: Settings, *, replicas: int = 1, engine: str | None = None, device: str = "cpu",
-                dtype: str | None = None, **overrides: Any) -> Any:
+def application(
+    source: str,
+    settings: Settings,
+    *,
+    replicas: int = 1,
+    engine: str | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    **overrides: Any,
+) -> Any:
     """A Ray Serve application: give it to `ray.serve.run`, or name it in a Serve config file.
 
     Args:
@@ -58,18 +67,25 @@ def application(source: str, settings: Settings, *, replicas: int = 1, engine: s
         dtype: type of the weights; the file's own when not given.
         overrides: whatever else `vitkit.load` takes.
     """
-    def build() -> Gate:
-        return create_app(load_service(source, settings, engine=engine, device=device, dtype=dtype,
-                                       batcher=RayBatcher, **overrides))
 
-    @serve.deployment(name="vitkit", num_replicas=replicas, max_ongoing_requests=settings.max_requests,
-                      max_queued_requests=settings.max_queue, graceful_shutdown_timeout_s=settings.answer_seconds,
-                      ray_actor_options={"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))})
+    def build() -> Middleware:
+        return create_app(
+            load_service(source, settings, engine=engine, device=device, dtype=dtype, batcher=RayBatcher, **overrides)
+        )
+
+    @serve.deployment(
+        name="vitkit",
+        num_replicas=replicas,
+        max_ongoing_requests=settings.max_requests,
+        max_queued_requests=settings.max_queue,
+        graceful_shutdown_timeout_s=settings.answer_seconds,
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))},
+    )
     @serve.ingress(build)
     class Replica:
         """One copy of the model behind the app."""
 
-    return Replica.bind()                        # type: ignore[attr-defined]
+    return Replica.bind()  # type: ignore[attr-defined]
 
 
 def run(source: str, settings: Settings, *, host: str, port: int, replicas: int, **how: Any) -> None:
@@ -86,10 +102,13 @@ def run(source: str, settings: Settings, *, host: str, port: int, replicas: int,
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.answer_seconds + 5})
     serve.run(application(source, settings, replicas=replicas, **how), name="vitkit")
     stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):         # after Ray has set its own
+    for name in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own
         signal.signal(name, lambda *_: stop.set())
-    print(f"vitkit: {source} is served by {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
-          f"Ctrl-C stops it.", flush=True)
+    print(
+        f"vitkit: {source} is served by {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
+        f"Ctrl-C stops it.",
+        flush=True,
+    )
     stop.wait()
-    serve.delete("vitkit")                       # Ray lets the replicas answer what they have taken
+    serve.delete("vitkit")  # Ray lets the replicas answer what they have taken
     print("vitkit: stopped.", flush=True)

@@ -12,13 +12,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.errors import ConfigError
-from vitkit.serve.gate import Gate
+from vitkit.serve.middleware import Middleware
 
 log = logging.getLogger("vitkit")
-LOCAL = ("localhost", "127.0.0.1", "[::1]")     # the Host header of a request to this machine
-HEAD_SECONDS = 10.0                             # time in which a request's head must have arrived
+LOCAL = ("localhost", "127.0.0.1", "[::1]")  # the Host header of a request to this machine
+HEAD_SECONDS = 10.0  # time in which a request's head must have arrived
 HEAD_BYTES = 32 * 1024
-FAREWELL = 0.5                                  # seconds after SIGTERM in which idle connections may still speak
+FAREWELL = 0.5  # seconds after SIGTERM in which idle connections may still speak
 
 
 class Protocol(H11Protocol):
@@ -43,7 +43,7 @@ class Protocol(H11Protocol):
 
     def _watch(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._calm()                         # the head is there; the body is the gate's business
+            self._calm()  # the head is there; the body is the middleware's business
         elif self.impatience is None:
             self.impatience = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
@@ -63,19 +63,19 @@ class Server(uvicorn.Server):
 
     Args:
         config: uvicorn's.
-        gate: the app.
+        middleware: the app.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+    def __init__(self, config: uvicorn.Config, middleware: Middleware) -> None:
         super().__init__(config)
-        self.gate = gate
+        self.middleware = middleware
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: answer with `Connection: close` for a moment, then stop to listen; a second one hurries."""
-        if self.gate.service.stopping:
+        if self.middleware.service.stopping:
             self.should_exit = self.force_exit = True
             return
-        self.gate.service.stopping = True
+        self.middleware.service.stopping = True
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(loop.call_later, FAREWELL, self._leave)
 
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         """Answer what was accepted, then say how much that was."""
         await super().shutdown(sockets)
-        log.warning("stopped: %d requests accepted, %d answered", self.gate.accepted, self.gate.answered)
+        log.warning("stopped: %d requests accepted, %d answered", self.middleware.accepted, self.middleware.answered)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -105,8 +105,10 @@ def listen(host: str, port: int) -> socket.socket:
             bound.close()
             raise
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"Cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}). "
-                          f"Choose another with --port or --host.") from None
+        raise ConfigError(
+            f"Cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}). "
+            f"Choose another with --port or --host."
+        ) from None
     return bound
 
 
@@ -115,17 +117,25 @@ def is_local(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
 
 
-def run(gate: Gate, bound: socket.socket, *, log_requests: bool = False) -> None:
+def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        gate: the app.
+        middleware: the app.
         bound: what `listen` gave.
         log_requests: whether every request is printed.
     """
-    s = gate.settings
-    config = uvicorn.Config(gate, http=Protocol, ws="none", log_level="info" if log_requests else "warning",
-                            access_log=log_requests, server_header=False, lifespan="on",
-                            h11_max_incomplete_event_size=HEAD_BYTES, timeout_keep_alive=15,
-                            timeout_graceful_shutdown=round(s.body_seconds + s.answer_seconds) + 5)
-    Server(config, gate).run(sockets=[bound])
+    s = middleware.settings
+    config = uvicorn.Config(
+        middleware,
+        http=Protocol,
+        ws="none",
+        log_level="info" if log_requests else "warning",
+        access_log=log_requests,
+        server_header=False,
+        lifespan="on",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=round(s.body_seconds + s.answer_seconds) + 5,
+    )
+    Server(config, middleware).run(sockets=[bound])

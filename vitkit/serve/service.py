@@ -18,14 +18,14 @@ from torch import Tensor
 import vitkit
 from vitkit.checkpoints.reading import build, open_checkpoint
 from vitkit.checkpoints.sidecar import sha256
+from vitkit.cpu_features import check_type
 from vitkit.data.preprocess import normalize
 from vitkit.errors import Busy, ConfigError, InputError, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction, softmax
-from vitkit.instructions import check_type
-from vitkit.model.config import VARIANTS
+from vitkit.model.classifier import device_of
+from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
-from vitkit.model.predictor import device_of
 from vitkit.model.vit import ViT
 from vitkit.serve.batching import Batcher
 from vitkit.serve.metrics import Metrics
@@ -33,9 +33,9 @@ from vitkit.serve.settings import Settings
 from vitkit.serve.uploads import Upload, to_pixels
 from vitkit.speed import ENGINES, chosen
 from vitkit.speed.exported import Exported, is_exported, open_exported
+from vitkit.types import Array
 
 log = logging.getLogger("vitkit")
-Array = np.ndarray[Any, np.dtype[Any]]
 Job = Callable[[], Any]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,8 +54,16 @@ class Service:
         batcher: what gathers batches.
     """
 
-    def __init__(self, model: ViT | Exported, settings: Settings | None = None, *, engine: str | None = None,
-                 source: str = "", sha256: str | None = None, batcher: type[Batcher[Any, Any]] = Batcher) -> None:
+    def __init__(
+        self,
+        model: ViT | Exported,
+        settings: Settings | None = None,
+        *,
+        engine: str | None = None,
+        source: str = "",
+        sha256: str | None = None,
+        batcher: type[Batcher[Any, Any]] = Batcher,
+    ) -> None:
         self.model: Any = model.eval() if isinstance(model, ViT) else model
         self.settings = settings or Settings()
         self.engine = chosen(engine, model) if isinstance(model, ViT) else model.card.form
@@ -67,17 +75,23 @@ class Service:
         self.forward = ENGINES[self.engine].build(model) if isinstance(model, ViT) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
-        self.compute = threading.Lock()          # two batches at once would only fight for the same cores
+        self.compute = threading.Lock()  # two batches at once would only fight for the same cores
         self.pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="vitkit-decode")
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
         self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
         self.jobs: Batcher[Job, Any] = self._batcher("explain", lambda jobs: [job() for job in jobs], max_batch=1)
 
-    def _batcher(self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
-                 ) -> Batcher[T, R]:
+    def _batcher(
+        self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
+    ) -> Batcher[T, R]:
         s = self.settings
-        batcher = self.batcher(run, max_batch=max_batch or s.max_batch, max_delay=s.max_delay, max_queue=s.max_queue,
-                          observe=partial(self.metrics.batch, work))
+        batcher = self.batcher(
+            run,
+            max_batch=max_batch or s.max_batch,
+            max_delay=s.max_delay,
+            max_queue=s.max_queue,
+            observe=partial(self.metrics.batch, work),
+        )
         self.metrics.waiting.labels(work).set_function(lambda: batcher.held)
         return batcher
 
@@ -98,8 +112,10 @@ class Service:
     def need_model(self) -> None:
         """Refuse what an exported file cannot do."""
         if not self.explains:
-            raise InputError(f"This server runs an exported file ({self.engine}), which only predicts; serve the "
-                             f"weights themselves for embeddings and explanations.")
+            raise InputError(
+                f"This server runs an exported file ({self.engine}), which only predicts; serve the "
+                f"weights themselves for embeddings and explanations."
+            )
 
     def normalized(self, x: Tensor) -> Tensor:
         """[B, C, H, W] uint8 as the model is fed: on its device, in its precision."""
@@ -113,8 +129,10 @@ class Service:
         for size in sorted({1, min(2, self.settings.max_batch), self.settings.max_batch}):
             logits = self._run(self.forward, [blank] * size)
         if not np.isfinite(logits[0]).all():
-            raise InputError(f"Expected finite logits; {self.source or 'the model'} gives NaN or infinity for a black "
-                             f"image. Use another precision, or other weights.")
+            raise InputError(
+                f"Expected finite logits; {self.source or 'the model'} gives NaN or infinity for a black "
+                f"image. Use another precision, or other weights."
+            )
         self.ready = True
 
     def admit(self) -> None:
@@ -125,15 +143,18 @@ class Service:
     async def pixels(self, uploads: Sequence[Upload]) -> list[Tensor]:
         """Decode and resize off the event loop; the first image that cannot be read is the answer."""
         loop = asyncio.get_running_loop()
-        found = await asyncio.gather(*(loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings)
-                                       for one in uploads), return_exceptions=True)
+        found = await asyncio.gather(
+            *(loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings) for one in uploads),
+            return_exceptions=True,
+        )
         for result in found:
             if isinstance(result, BaseException):
                 raise result
         return [result for result in found if isinstance(result, Tensor)]
 
-    async def _answers(self, batcher: Batcher[T, R], uploads: Sequence[Upload],
-                       items: Callable[[list[Tensor]], Sequence[T]]) -> list[R]:
+    async def _answers(
+        self, batcher: Batcher[T, R], uploads: Sequence[Upload], items: Callable[[list[Tensor]], Sequence[T]]
+    ) -> list[R]:
         self.admit()
         with batcher.reserve(len(uploads)) as room:
             try:
@@ -141,8 +162,10 @@ class Service:
                     waiting = [room.submit(item) for item in items(await self.pixels(uploads))]
                     return await asyncio.gather(*(asyncio.wrap_future(one) for one in waiting))
             except TimeoutError:
-                raise Busy(f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
-                           f"Try again in {batcher.patience()} s.") from None
+                raise Busy(
+                    f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
+                    f"Try again in {batcher.patience()} s."
+                ) from None
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction]:
         """The likeliest classes of each image.
@@ -154,10 +177,12 @@ class Service:
         if not self.model.config.num_classes:
             raise InputError("This model has no head (num_classes=0), so it names no classes; use /v1/embed.")
         logits = await self._answers(self.logits, uploads, list)
-        found = softmax(np.stack(logits))                                                     # [images, K]
+        found = softmax(np.stack(logits))  # [images, K]
         best = np.argsort(-found, axis=1, kind="stable")[:, :top]
-        return [Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row))
-                for one, p, row in zip(uploads, found, best)]
+        return [
+            Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row))
+            for one, p, row in zip(uploads, found, best)
+        ]
 
     async def embed(self, uploads: Sequence[Upload]) -> list[Array]:
         """y of Eq. 4, [D], of each image."""
@@ -185,31 +210,37 @@ class Service:
         c, s = self.model.config, self.settings
         spec = {name: value for name, value in self.spec.to_dict().items() if name != "class_names"}
         return {
-            "source": self.source, "sha256": self.sha256, "variant": variant_of(self.model),
+            "source": self.source,
+            "sha256": self.sha256,
+            "variant": variant_of(self.model.config) or None,
             "vitkit": vitkit.__version__,
-            "parameters": parameters(c), "engine": self.engine,
-            "device": str(self.device), "dtype": str(self.dtype).removeprefix("torch."),
-            "classes": list(self.names), "input_spec": spec, "patch_size": c.patch_size,
-            "grid": [-(-side // c.patch_size) for side in self.spec.size], "layers": c.num_hidden_layers,
-            "heads": [list(c.heads_of(layer)) for layer in range(c.num_hidden_layers)], "width": c.hidden_size,
-            "prefix_tokens": c.num_prefix_tokens, "pool": c.pool,
+            "parameters": parameters(c),
+            "engine": self.engine,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "classes": list(self.names),
+            "input_spec": spec,
+            "patch_size": c.patch_size,
+            "grid": [-(-side // c.patch_size) for side in self.spec.size],
+            "layers": c.num_hidden_layers,
+            "heads": [list(c.heads_of(layer)) for layer in range(c.num_hidden_layers)],
+            "width": c.hidden_size,
+            "prefix_tokens": c.num_prefix_tokens,
+            "pool": c.pool,
             "limits": {"files": s.max_files, "megabytes": s.max_megabytes, "megapixels": s.max_megapixels},
         }
 
 
-def variant_of(model: ViT | Exported) -> str | None:
-    """The row of VARIANTS with this model's sizes; None for a model of other sizes."""
-    c = model.config
-    for name, row in VARIANTS.items():
-        if all(getattr(row, field) == getattr(c, field) for field in (
-                "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")):
-            return name
-    return None
-
-
-def load_service(source: str | Path, settings: Settings | None = None, *, engine: str | None = None,
-                 device: str | None = None, dtype: str | None = None,
-                 batcher: type[Batcher[Any, Any]] = Batcher, **overrides: Any) -> Service:
+def load_service(
+    source: str | Path,
+    settings: Settings | None = None,
+    *,
+    engine: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batcher: type[Batcher[Any, Any]] = Batcher,
+    **overrides: Any,
+) -> Service:
     """Load weights and put them behind batchers.
 
     Args:
@@ -222,25 +253,40 @@ def load_service(source: str | Path, settings: Settings | None = None, *, engine
         overrides: whatever else `vitkit.load` takes (`image_size`, `mean`, `std`, ...).
     """
     if engine is not None:
-        pick(ENGINES, engine, "engine")          # told before gigabytes are read
+        pick(ENGINES, engine, "engine")  # told before gigabytes are read
     if is_exported(source):
         size = overrides.pop("image_size", None)
         changes = {name: value for name, value in overrides.items() if value is not None}
-        return Service(open_exported(source).feed(size, **changes), settings, source=str(source),
-                       sha256=sha256(Path(source)), batcher=batcher)
+        return Service(
+            open_exported(source).feed(size, **changes),
+            settings,
+            source=str(source),
+            sha256=sha256(Path(source)),
+            batcher=batcher,
+        )
     checkpoint = open_checkpoint(source, **overrides)
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
     try:
         model = build(checkpoint, dtype, torch.device(device) if device not in (None, "auto") else best_device())
-    except (RuntimeError, AssertionError) as error:       # torch's words for a device that is not there
-        raise ConfigError(f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
-                          ) from None
-    return Service(model, settings, engine=engine, source=checkpoint.files.label,
-                   sha256=sha256(checkpoint.files.weights), batcher=batcher)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device that is not there
+        raise ConfigError(
+            f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
+        ) from None
+    return Service(
+        model,
+        settings,
+        engine=engine,
+        source=checkpoint.files.label,
+        sha256=sha256(checkpoint.files.weights),
+        batcher=batcher,
+    )
 
 
 def best_device() -> torch.device:
     """The accelerator of this machine, else the CPU."""
-    return torch.accelerator.current_accelerator() or torch.device("cpu") if torch.accelerator.is_available() \
+    return (
+        torch.accelerator.current_accelerator() or torch.device("cpu")
+        if torch.accelerator.is_available()
         else torch.device("cpu")
+    )

@@ -50,14 +50,19 @@ class Settings:
         for name in ("max_megabytes", "max_megapixels", "body_seconds", "answer_seconds"):
             checks.number(name, getattr(self, name), 0, open_low=True)
         if self.max_queue < self.max_files:
-            raise ConfigError(f"max_queue must hold one full request; got {self.max_queue} for requests of up to "
-                              f"{self.max_files} files. Raise max_queue or lower max_files.")
+            raise ConfigError(
+                f"max_queue must hold one full request; got {self.max_queue} for requests of up to "
+                f"{self.max_files} files. Raise max_queue or lower max_files."
+            )
         if self.token is not None and (len(self.token) < 8 or not self.token.isascii() or " " in self.token):
-            raise ConfigError("token must have at least 8 ASCII characters and no space; make one with "
-                              "`python -c 'import secrets; print(secrets.token_urlsafe())'`.")
+            raise ConfigError(
+                "token must have at least 8 ASCII characters and no space; make one with "
+                "`python -c 'import secrets; print(secrets.token_urlsafe())'`."
+            )
         if self.embed_in is not None and not self.embed_in.startswith(("https://", "http://")):
-            raise ConfigError(f"embed_in must be a site's address such as https://huggingface.co; "
-                              f"got {self.embed_in!r}.")
+            raise ConfigError(
+                f"embed_in must be a site's address such as https://huggingface.co; got {self.embed_in!r}."
+            )
 
     @property
     def max_bytes(self) -> int:

@@ -21,8 +21,10 @@ from vitkit.serve.settings import Settings
 
 # What is decoded: formats whose decoders run inside this process, and that people have.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
-WANTED = ("Send images as multipart/form-data in the field `files`, or as JSON "
-          '{"images": [{"name": "cat.jpg", "data": "<base64>"}]}.')
+WANTED = (
+    "Send images as multipart/form-data in the field `files`, or as JSON "
+    '{"images": [{"name": "cat.jpg", "data": "<base64>"}]}.'
+)
 
 
 class WrongType(RequestError):
@@ -53,17 +55,44 @@ class JsonImages(BaseModel):
 
 
 # What OpenAPI says of the body: the two ways to send images.
-BODY = {"requestBody": {"required": True, "content": {
-    "multipart/form-data": {"schema": {
-        "type": "object", "required": ["files"],
-        "properties": {"files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}}}},
-    "application/json": {"schema": {
-        "type": "object", "required": ["images"], "additionalProperties": False,
-        "properties": {"images": {"type": "array", "minItems": 1, "items": {
-            "type": "object", "required": ["data"], "additionalProperties": False,
-            "properties": {"name": {"type": "string", "default": "image"},
-                           "data": {"type": "string", "contentEncoding": "base64", "minLength": 1}}}}}}},
-}}}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["files"],
+                    "properties": {
+                        "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
+                    },
+                }
+            },
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "images": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {
+                                "type": "object",
+                                "required": ["data"],
+                                "additionalProperties": False,
+                                "properties": {
+                                    "name": {"type": "string", "default": "image"},
+                                    "data": {"type": "string", "contentEncoding": "base64", "minLength": 1},
+                                },
+                            },
+                        }
+                    },
+                }
+            },
+        },
+    }
+}
 
 
 def clean(name: str | None) -> str:
@@ -76,7 +105,7 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
     """The images of a request.
 
     Args:
-        request: multipart or JSON; its size is bounded already, by the gate.
+        request: multipart or JSON; its size is bounded already, by the middleware.
         settings: the limits.
 
     Raises:
@@ -88,13 +117,18 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
     elif kind == "application/json":
         found = await asyncio.to_thread(_json, await request.body())
     else:
-        raise WrongType(f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}"
-                        if kind else f"Expected a Content-Type; got none. {WANTED}")
+        raise WrongType(
+            f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}"
+            if kind
+            else f"Expected a Content-Type; got none. {WANTED}"
+        )
     if not found:
         raise RequestError(f"Expected at least one image; got none. {WANTED}")
     if len(found) > settings.max_files:
-        raise TooLarge(f"Expected at most {settings.max_files} images in one request; got {len(found)}. "
-                       f"Send them in several requests.")
+        raise TooLarge(
+            f"Expected at most {settings.max_files} images in one request; got {len(found)}. "
+            f"Send them in several requests."
+        )
     return found
 
 
@@ -115,8 +149,9 @@ def _json(body: bytes) -> list[Upload]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"Expected JSON with images in base64; {place or 'the body'}: {first['msg']}. {WANTED}"
-                           ) from None
+        raise RequestError(
+            f"Expected JSON with images in base64; {place or 'the body'}: {first['msg']}. {WANTED}"
+        ) from None
     return [Upload(clean(image.name), _bytes(image)) for image in asked.images]
 
 
@@ -147,8 +182,10 @@ def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
         raise bad(upload.name, f"{image.format} files are not read here; use one of {', '.join(FORMATS)}")
     width, height = image.size
     if width * height > settings.max_pixels:
-        raise TooLarge(f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
-                       f"megapixels that this server decodes. Make it smaller.")
+        raise TooLarge(
+            f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
+            f"megapixels that this server decodes. Make it smaller."
+        )
     wide, high = resized(width, height, spec)
     if wide * high > max(settings.max_pixels, spec.size[0] * spec.size[1]):
         raise TooLarge(f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop it.")

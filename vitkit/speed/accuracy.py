@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import InputError
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from vitkit.types import Array
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,20 @@ class Accuracy:
 
     def sentences(self) -> list[str]:
         """The report for people, a line each."""
-        promised = "not promised" if self.tolerance is None else \
-            f"promised {self.tolerance:.0e}: {'kept' if self.within else 'NOT KEPT'}"
-        lines = [f"agreement with the plain model: {self.agreement:.1%} of {self.images} images",
-                 f"largest difference of a logit: {self.difference:.2e} of the largest logit ({promised}), typically "
-                 f"{self.typical:.2e} of the logits' spread"]
+        promised = (
+            "not promised"
+            if self.tolerance is None
+            else f"promised {self.tolerance:.0e}: {'kept' if self.within else 'NOT KEPT'}"
+        )
+        lines = [
+            f"agreement with the plain model: {self.agreement:.1%} of {self.images} images",
+            f"largest difference of a logit: {self.difference:.2e} of the largest logit ({promised}), typically "
+            f"{self.typical:.2e} of the logits' spread",
+        ]
         if self.plain is not None and self.fast is not None:
-            lines.append(f"top-1: {self.fast:.1%}, plain {self.plain:.1%} ({100 * (self.fast - self.plain):+.1f} "
-                         f"points)")
+            lines.append(
+                f"top-1: {self.fast:.1%}, plain {self.plain:.1%} ({100 * (self.fast - self.plain):+.1f} points)"
+            )
         return lines
 
 
@@ -69,14 +74,18 @@ def compare(plain: Array, fast: Array, labels: Array | None = None, tolerance: f
         InputError: they are not of the same images and classes.
     """
     if plain.shape != fast.shape or plain.ndim != 2 or not plain.size:
-        raise InputError(f"Expected logits [images, classes] of the same images; got {list(plain.shape)} and "
-                         f"{list(fast.shape)}.")
+        raise InputError(
+            f"Expected logits [images, classes] of the same images; got {list(plain.shape)} and {list(fast.shape)}."
+        )
     plain, fast = plain.astype(np.float64), fast.astype(np.float64)
     error, spread = plain - fast, plain - plain.mean(1, keepdims=True)
     first, second = plain.argmax(1), fast.argmax(1)
     return Accuracy(
-        images=len(plain), agreement=float((first == second).mean()),
+        images=len(plain),
+        agreement=float((first == second).mean()),
         difference=float(np.abs(error).max() / max(np.abs(plain).max(), 1e-12)),
-        typical=float(np.sqrt((error ** 2).mean() / max((spread ** 2).mean(), 1e-24))), tolerance=tolerance,
+        typical=float(np.sqrt((error**2).mean() / max((spread**2).mean(), 1e-24))),
+        tolerance=tolerance,
         plain=None if labels is None else float((first == labels).mean()),
-        fast=None if labels is None else float((second == labels).mean()))
+        fast=None if labels is None else float((second == labels).mean()),
+    )

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.errors import pick
 
 Place = Callable[[Tensor, Tensor, int], Tensor]
-BORDER = 2          # cells beyond the border that a cubic reads
+BORDER = 2  # cells beyond the border that a cubic reads
 
 
 def hat(x: Tensor) -> Tensor:
@@ -53,6 +53,7 @@ def linear(place: Place) -> Callable[[int, Tensor], Tensor]:
     Args:
         place: where new cells sample.
     """
+
     def matrix(n: int, i: Tensor) -> Tensor:
         s = place(i, count(i), n).clamp(0, n - 1)[:, None]
         return hat(s - torch.arange(n, dtype=s.dtype))
@@ -66,9 +67,10 @@ def cubed(place: Place) -> Callable[[int, Tensor], Tensor]:
     Args:
         place: where new cells sample.
     """
+
     def matrix(n: int, i: Tensor) -> Tensor:
         s = place(i, count(i), n)[:, None]
-        wide = cubic(s - torch.arange(-BORDER, n + BORDER, dtype=s.dtype), -0.75)         # [m, n + 2 BORDER]
+        wide = cubic(s - torch.arange(-BORDER, n + BORDER, dtype=s.dtype), -0.75)  # [m, n + 2 BORDER]
         fold = torch.arange(-BORDER, n + BORDER).clamp(0, n - 1)[:, None] == torch.arange(n)
         return wide @ fold.to(s.dtype)
 
@@ -93,7 +95,7 @@ def equal(n: int, i: Tensor) -> Tensor:
     return hat(i[:, None] - torch.arange(n, dtype=i.dtype))
 
 
-AXES: dict[str, Callable[[int, Tensor], Tensor]] = {       # the rows of model.positions.RULES
+AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the rows of model.positions.RULES
     "google": linear(corners),
     "timm-npz": linear(centres),
     "timm": antialiased,
@@ -114,9 +116,9 @@ def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str
     """
     matrix, patches = pick(AXES, rule, "position rule"), old[0] * old[1]
     i = [torch.arange(m, dtype=torch.float32) for m in new]
-    same = hat(count(i[0]) - old[0]) * hat(count(i[1]) - old[1])          # 1 where nothing is to be resized, else 0
+    same = hat(count(i[0]) - old[0]) * hat(count(i[1]) - old[1])  # 1 where nothing is to be resized, else 0
     rows, columns = (same * equal(n, axis) + (1 - same) * matrix(n, axis) for n, axis in zip(old, i, strict=True))
-    grid = table[0, -patches:].float().unflatten(0, old)                                  # [old0, old1, D]
-    grid = (rows @ grid.flatten(1)).unflatten(1, (old[1], -1))                            # [new0, old1, D]
-    grid = columns @ grid                                                                 # [new0, new1, D]
+    grid = table[0, -patches:].float().unflatten(0, old)  # [old0, old1, D]
+    grid = (rows @ grid.flatten(1)).unflatten(1, (old[1], -1))  # [new0, old1, D]
+    grid = columns @ grid  # [new0, new1, D]
     return torch.cat([table[:, :-patches], grid.flatten(0, 1)[None].to(table.dtype)], dim=1)

@@ -106,8 +106,8 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
-                weight: Tensor, shift: Tensor, eps: float, eight: bool = False) -> tuple[Tensor, ...]:
-        """The sum and its LayerNorm; with `eight`, the LayerNorm in fp8 and the scales of its rows too.
+                weight: Tensor, shift: Tensor, eps: float, fp8: bool = False) -> tuple[Tensor, ...]:
+        """The sum and its LayerNorm; with `fp8`, the LayerNorm in fp8 and the scales of its rows too.
 
         Args:
             ctx: what backward needs.
@@ -118,7 +118,7 @@ class AddNorm(torch.autograd.Function):
             weight: [D] of the LayerNorm.
             shift: [D], its bias.
             eps: of the LayerNorm.
-            eight: whether a product in fp8 reads it.
+            fp8: whether a product in fp8 reads it.
         """
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
         small: tuple[Tensor, ...] = ()
@@ -129,11 +129,11 @@ class AddNorm(torch.autograd.Function):
 
             total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z)
             mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
-            small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if eight else ()
+            small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if fp8 else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
                 keep if keep is not None else weight, weight, shift, total, u, mean, rstd, *(small or (u, mean)),
-                tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, EIGHT=eight,
+                tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, FP8_TOO=fp8,
                 WIDTH=triton.next_power_of_2(D), num_warps=1)
         else:
             added = torch.zeros_like(z, dtype=torch.float32)
@@ -144,7 +144,7 @@ class AddNorm(torch.autograd.Function):
             x = total.float()
             mean, rstd = x.mean(1), (x.var(1, correction=0) + eps).rsqrt()
             exact = (x - mean[:, None]) * rstd[:, None] * weight + shift
-            u, small = exact.to(z.dtype), rows_to_fp8(exact) if eight else ()
+            u, small = exact.to(z.dtype), rows_to_fp8(exact) if fp8 else ()
         ctx.save_for_backward(total, weight, keep, mean, rstd)
         ctx.added = branch is not None
         ctx.set_materialize_grads(False)
@@ -287,13 +287,13 @@ class MLP(torch.autograd.Function):
             g, block = torch.empty_like(h), min(1024, triton.next_power_of_2(N))
             triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, 4))](
                 h, g, inner if inner is not None else g, scales if scales is not None else g, M, N, TANH=tanh,
-                EIGHT=inner is not None, STEP=4, BLOCK=block, num_warps=4)
+                FP8_TOO=inner is not None, STEP=4, BLOCK=block, num_warps=4)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
             if inner is not None and scales is not None:
                 inner.copy_(to_fp8(g, scales[:, None]))
         ctx.save_for_backward(u, h, g, W1, W2)
-        ctx.tanh, ctx.eight = tanh, scales is not None
+        ctx.tanh, ctx.fp8 = tanh, scales is not None
         return product(g, W2) if inner is None or scales is None else small_product((inner, scales), W2)
 
     @staticmethod
@@ -303,12 +303,12 @@ class MLP(torch.autograd.Function):
         u, h, g, W1, W2 = ctx.saved_tensors
         dy = dy.to(u.dtype).contiguous()
         M, N = h.shape
-        if ctx.eight:
+        if ctx.fp8:
             small, lengths = rows_to_fp8(dy), torch.empty(N, device=u.device)
             dh, scales = small_product(small, W2.mT.contiguous(), None, lengths), bound(small[1], lengths)
         else:
             dh, scales = dy @ W2, None
-        inner = torch.empty_like(dh, dtype=FP8) if ctx.eight else None
+        inner = torch.empty_like(dh, dtype=FP8) if ctx.fp8 else None
         if by_triton(u):
             import triton
 
@@ -318,7 +318,7 @@ class MLP(torch.autograd.Function):
             sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
             triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
                 h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums, M, N,
-                TANH=ctx.tanh, EIGHT=ctx.eight, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+                TANH=ctx.tanh, FP8_TOO=ctx.fp8, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")

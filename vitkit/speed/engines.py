@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import pick
 from vitkit.model.vit import ViT
 
-Forward = Callable[[Tensor], Tensor]        # pixels [B, C, H, W], on the model's device -> logits [B, K]
+Forward = Callable[[Tensor], Tensor]  # pixels [B, C, H, W], on the model's device -> logits [B, K]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def compiled(model: ViT) -> Forward:
 def fused(model: ViT) -> Forward:
     """As few passes over memory as the kernels at hand allow; see fused.py. The model's own weights, where they fit."""
     from vitkit.speed.fused import Fused
+
     return Fused(model, share=True)
 
 
@@ -63,6 +64,7 @@ def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forwa
 def fused_fp8(model: ViT) -> Forward:
     """The fused engine with 8-bit matrix products; see fp8.py."""
     from vitkit.speed.fp8 import Fp8
+
     return Fp8(model)
 
 
@@ -72,8 +74,10 @@ def exported(to: str) -> Callable[[ViT], Forward]:
     Args:
         to: a row of `exported.EXPORTS`.
     """
+
     def build(model: ViT) -> Forward:
         from vitkit.speed.exported import through
+
         return through(to, model)
 
     return build
@@ -83,13 +87,17 @@ ENGINES: dict[str, Engine] = {
     "torch": Engine(plain, 0.0, "plain PyTorch: starts at once"),
     "compile": Engine(compiled, 5e-6, "torch.compile: compiles for a minute when it starts, then runs faster"),
     "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, the last block for the class token alone; fp32"),
-    "cuda-fused": Engine(on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs",
-                         cuda=True),
+    "cuda-fused": Engine(
+        on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs", cuda=True
+    ),
     "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit matrix products; CUDA only", cuda=True),
     "onnx": Engine(exported("onnx"), 1e-5, "ONNX Runtime, fp32 on the CPU"),
     "openvino": Engine(exported("openvino"), 1e-5, "OpenVINO, fp32 on the CPU"),
-    "openvino-int8": Engine(exported("openvino-int8"), 0.2, "OpenVINO, int8 on the CPU; export it with your images "
-                                                             "first, and serve the file"),
+    "openvino-int8": Engine(
+        exported("openvino-int8"),
+        0.2,
+        "OpenVINO, int8 on the CPU; export it with your images first, and serve the file",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Models in other runtimes' files, each a Predictor: EXPORTS says how such a file is written and opened.
+"""Models in other runtimes' files, each a Classifier: EXPORTS says how such a file is written and opened.
 
 A file carries its own card (configuration, InputSpec with class names, how it was made), so that whoever opens it
 feeds it as the plain model was fed.
@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, InputError, UnreadableFile, pick
 from vitkit.model.checks import pair
 from vitkit.model.config import InputSpec, ViTConfig
-from vitkit.model.inputs import fit
+from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import ViT
 from vitkit.speed import onnx, openvino
 from vitkit.speed.graph import Graph
+from vitkit.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Pixels = Iterable[Tensor]           # batches [B, C, H, W], normalised
+Pixels = Iterable[Tensor]  # batches [B, C, H, W], normalised
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,16 @@ class Card:
 
     def to_json(self) -> str:
         """The card as a file holds it."""
-        return json.dumps({"form": self.form, "config": self.config.to_dict(), "input_spec": self.input_spec.to_dict(),
-                           "merge": self.merge, "any_size": self.any_size, "words": self.words})
+        return json.dumps(
+            {
+                "form": self.form,
+                "config": self.config.to_dict(),
+                "input_spec": self.input_spec.to_dict(),
+                "merge": self.merge,
+                "any_size": self.any_size,
+                "words": self.words,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> Card:
@@ -67,16 +74,23 @@ class Card:
         """
         try:
             values = json.loads(text or "")
-            return cls(str(values["form"]), ViTConfig.from_dict(values["config"]),
-                       InputSpec.from_dict(values["input_spec"]), int(values["merge"]), bool(values["any_size"]),
-                       dict(values["words"]))
+            return cls(
+                str(values["form"]),
+                ViTConfig.from_dict(values["config"]),
+                InputSpec.from_dict(values["input_spec"]),
+                int(values["merge"]),
+                bool(values["any_size"]),
+                dict(values["words"]),
+            )
         except (ValueError, KeyError, TypeError, ConfigError):
-            raise UnreadableFile(f"{path} was not written by this version of `vitkit export`: it does not say what it "
-                                 f"is to be fed. Export the weights again.") from None
+            raise UnreadableFile(
+                f"{path} was not written by this version of `vitkit export`: it does not say what it "
+                f"is to be fed. Export the weights again."
+            ) from None
 
 
 class Exported:
-    """A Predictor that another runtime computes, on the CPU.
+    """A Classifier that another runtime computes, on the CPU.
 
     Args:
         card: what the file says of itself.
@@ -85,7 +99,7 @@ class Exported:
 
     def __init__(self, card: Card, run: Callable[[Array], Array]) -> None:
         self.card, self.config, self.input_spec, self.run = card, card.config, card.input_spec, run
-        self.lock = threading.Lock()        # a runtime's session takes one batch at a time
+        self.lock = threading.Lock()  # a runtime's session takes one batch at a time
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, K] in fp32, where the pixels were.
@@ -93,14 +107,16 @@ class Exported:
         Args:
             x: pixels [B, C, H, W], normalised as `input_spec` says.
         """
-        device, x = x.device, fit(x, self.config)
+        device, x = x.device, validate_and_pad(x, self.config)
         own = tuple(side * self.config.patch_size for side in self.config.grid)
         if not len(x):
             raise InputError("Expected at least one image; got a batch of 0.")
         if not self.card.any_size and tuple(x.shape[2:]) != own:
-            raise InputError(f"This file was exported for images of {own[0]} x {own[1]}; got {x.shape[2]} x "
-                             f"{x.shape[3]}. Export it with that --image-size, or as ONNX without --merge, which takes "
-                             f"any size.")
+            raise InputError(
+                f"This file was exported for images of {own[0]} x {own[1]}; got {x.shape[2]} x "
+                f"{x.shape[3]}. Export it with that --image-size, or as ONNX without --merge, which takes "
+                f"any size."
+            )
         with self.lock:
             found = self.run(x.detach().float().cpu().contiguous().numpy())
         return torch.from_numpy(found).to(device)
@@ -114,12 +130,14 @@ class Exported:
         """
         if size is not None and pair(size) != self.input_spec.size:
             if not self.card.any_size:
-                raise ConfigError(f"This file takes images of {self.input_spec.size[0]} x {self.input_spec.size[1]} "
-                                  f"only; got --image-size {size}. Export the weights again with that size.")
-            dataclasses.replace(self.config, image_size=size)       # a multiple of the patch, or refused
+                raise ConfigError(
+                    f"This file takes images of {self.input_spec.size[0]} x {self.input_spec.size[1]} "
+                    f"only; got --image-size {size}. Export the weights again with that size."
+                )
+            dataclasses.replace(self.config, image_size=size)  # a multiple of the patch, or refused
             changes["size"] = pair(size)
         for name in {"mean", "std"} & set(changes):
-            if len(changes[name]) == 1:             # one number for all channels
+            if len(changes[name]) == 1:  # one number for all channels
                 changes[name] = changes[name] * self.config.num_channels
         self.input_spec = dataclasses.replace(self.input_spec, **changes).check(self.config)
         return self
@@ -151,15 +169,24 @@ class Export:
 
 EXPORTS: dict[str, Export] = {
     "onnx": Export(".onnx", onnx.write, onnx.open_file, 1e-5, False, True, "ONNX, fp32, any batch and image size"),
-    "openvino": Export(".xml", openvino.write, openvino.open_file, 1e-5, False, True,
-                       "OpenVINO, fp32, any batch and image size"),
-    "openvino-int8": Export(".xml", openvino.write_int8, openvino.open_file, None, True, False,
-                            "OpenVINO, int8, calibrated on your images: the fastest on a CPU"),
+    "openvino": Export(
+        ".xml", openvino.write, openvino.open_file, 1e-5, False, True, "OpenVINO, fp32, any batch and image size"
+    ),
+    "openvino-int8": Export(
+        ".xml",
+        openvino.write_int8,
+        openvino.open_file,
+        None,
+        True,
+        False,
+        "OpenVINO, int8, calibrated on your images: the fastest on a CPU",
+    ),
 }
 
 
-def export(model: ViT, to: str, path: str | Path, *, merge: int = 0, pixels: Pixels = (),
-           words: dict[str, str] | None = None) -> Card:
+def export(
+    model: ViT, to: str, path: str | Path, *, merge: int = 0, pixels: Pixels = (), words: dict[str, str] | None = None
+) -> Card:
     """Write a model as another runtime's file.
 
     Args:
@@ -216,8 +243,10 @@ def through(to: str, model: ViT) -> Exported:
     """
     row = pick(EXPORTS, to, "export")
     if row.calibrates:
-        raise ConfigError(f"{to} is calibrated on your images: export it first (vitkit export WEIGHTS --to {to} "
-                          f"--images DATA), and give the file instead of the weights.")
+        raise ConfigError(
+            f"{to} is calibrated on your images: export it first (vitkit export WEIGHTS --to {to} "
+            f"--images DATA), and give the file instead of the weights."
+        )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         export(model, to, path := Path(folder) / f"model{row.ending}")
         return open_exported(path)

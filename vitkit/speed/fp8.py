@@ -29,7 +29,7 @@ class Fp8Layer:
     def __init__(self, layer: Layer, D: int) -> None:
         W1, b1 = (t.float() for t in layer.fc1)
         weight, bias = layer.norm2
-        reach = (W1 * weight[:, None]).norm(dim=0) * math.sqrt(D) + (bias @ W1 + b1).abs()    # |u W_1 + b_1| of a unit
+        reach = (W1 * weight[:, None]).norm(dim=0) * math.sqrt(D) + (bias @ W1 + b1).abs()  # |u W_1 + b_1| of a unit
         self.scale_h = float(reach.max()) / FP8_MAX
         self.qkv, self.fc1 = self.integers(layer.qkv[0]), self.integers(layer.fc1[0])
         scale = layer.fc2.float().abs().amax(0).clamp(min=1e-12) / FP8_MAX
@@ -53,13 +53,16 @@ class Fp8(Fused):
             early is carried through every later block: on real weights these blocks cost most of the agreement.
     """
 
-    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True,
-                 full: int | None = None) -> None:
+    def __init__(
+        self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, full: int | None = None
+    ) -> None:
         c = model.config
         widths = {c.hidden_size, c.intermediate_size, *(3 * len(b.msa.heads) * c.head_size for b in model.blocks)}
         if any(width % 16 for width in widths):
-            raise ConfigError(f"fp8 needs widths that are multiples of 16; this model has "
-                              f"{sorted(w for w in widths if w % 16)}. Use the engine cuda-fused.")
+            raise ConfigError(
+                f"fp8 needs widths that are multiples of 16; this model has "
+                f"{sorted(w for w in widths if w % 16)}. Use the engine cuda-fused."
+            )
         super().__init__(model, dtype, graphs)
         first = c.num_hidden_layers // 3 if full is None else full
         self.rows: dict[tuple[int, float], Tensor] = {}
@@ -72,8 +75,9 @@ class Fp8(Fused):
             self.rows[M, value] = torch.full((M, 1), value, device=self.device)
         return self.rows[M, value]
 
-    def block(self, z: Tensor, pending: Tensor | None, layer: Layer, i: int, B: int,
-              T: int) -> tuple[Tensor, Tensor | None]:
+    def block(
+        self, z: Tensor, pending: Tensor | None, layer: Layer, i: int, B: int, T: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Eqs. 2 and 3 of block i, in 8 bits where it has such matrices."""
         small, M = self.small[i], len(z)
         if small is None:
@@ -81,12 +85,12 @@ class Fp8(Fused):
         scales = torch.empty(M, device=z.device)
         u = self.read(z, pending, layer.shift1, layer.norm1, scales)
         if self.ends_in_class_token(i):
-            matrix, of_kv, bias = (part[len(part) // 3:] for part in (*small.qkv, layer.qkv[1]))
+            matrix, of_kv, bias = (part[len(part) // 3 :] for part in (*small.qkv, layer.qkv[1]))
             kv = linear_int8(u, (matrix, of_kv), scales, bias, self.dtype)
             own = self.read(z.view(B, T, -1)[:, 0].contiguous(), None, layer.shift1, layer.norm1)
             return self.class_block(z, own, kv, layer, B, T), None
-        qkv = linear_int8(u, small.qkv, scales, layer.qkv[1], self.dtype)                 # Eq. 5
-        z.addmm_(self.attention(qkv, layer, B, T), layer.out)                             # Eqs. 6-8, 2
+        qkv = linear_int8(u, small.qkv, scales, layer.qkv[1], self.dtype)  # Eq. 5
+        z.addmm_(self.attention(qkv, layer, B, T), layer.out)  # Eqs. 6-8, 2
         u = self.read(z, None, layer.shift2, layer.norm2, scales)
         h = linear_int8(u, small.fc1, scales, layer.fc1[1], self.dtype, small.scale_h)
         return z, multiply(h, small.fc2, self.scale(M, small.scale_h), None, self.dtype)  # Eq. 3, added later

@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.errors import InputError
-from vitkit.model.inputs import fit
+from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import ViT
+from vitkit.speed.cuda_graphs import capture, warm_up
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
-from vitkit.speed.recording import capture, warm_up
 
 SMALL = 4096        # tokens in a batch up to which launching kernels takes longer than running them
 FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
@@ -108,7 +108,7 @@ class Fused:
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, K] in fp32 of pixels [B, C, H, W]."""
         with torch.inference_mode():
-            x = fit(x, self.config).to(self.device, self.dtype)
+            x = validate_and_pad(x, self.config).to(self.device, self.dtype)
             grid = x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size
             tokens = len(x) * (self.config.num_prefix_tokens + grid[0] * grid[1])
             if not len(x):

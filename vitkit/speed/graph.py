@@ -41,11 +41,11 @@ class Graph(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W] whose sides are multiples of the patch."""
         model, size = self.model, None
-        z = self.embed(x)                                                                 # Eq. 1
+        z = self.embed(x)  # Eq. 1
         for layer, block in enumerate(model.blocks):
             alone = self.config.pool == "cls" and layer == len(model.blocks) - 1
-            z, size = self.block(block, z, size, self.counts[layer], alone)               # Eqs. 2, 3
-        y = self.pooled(z, size)                                                          # Eq. 4
+            z, size = self.block(block, z, size, self.counts[layer], alone)  # Eqs. 2, 3
+        y = self.pooled(z, size)  # Eq. 4
         if model.pre_logits is not None:
             y = torch.tanh(model.pre_logits(y))
         return model.head(y)
@@ -55,9 +55,12 @@ class Graph(nn.Module):
         model, n = self.model, int(self.config.class_token)
         P, C = self.config.patch_size, self.config.num_channels
         old, new = model.positions.grid, (x.shape[2] // P, x.shape[3] // P)
-        table = resized(model.positions.table, old, new, model.positions.rule) if self.any_size \
+        table = (
+            resized(model.positions.table, old, new, model.positions.rule)
+            if self.any_size
             else model.positions(self.config.grid)
-        x = x.reshape(-1, C, new[0], P, new[1], P).permute(0, 2, 4, 1, 3, 5)              # [B, H/P, W/P, C, P, P]
+        )
+        x = x.reshape(-1, C, new[0], P, new[1], P).permute(0, 2, 4, 1, 3, 5)  # [B, H/P, W/P, C, P, P]
         z = self.E(x.reshape(-1, new[0] * new[1], C * P * P)) + table[:, n:]
         prefix = []
         if model.class_token is not None:
@@ -73,14 +76,14 @@ class Graph(nn.Module):
             q, k, v = *self.heads(self.last_q(u[:, :1]), msa, 1), *self.heads(self.last_kv(u), msa, 2)
             z = z[:, :1]
         else:
-            q, k, v = self.heads(msa.qkv(u), msa, 3)                                      # Eq. 5
-        mask = None if size is None else size.log().mT[:, None]                           # [B, 1, 1, T]
-        sa = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)                      # Eqs. 6, 7
-        z = z + block.residual1(msa.out(sa.transpose(1, 2).flatten(2)))                   # Eqs. 8, 2
+            q, k, v = self.heads(msa.qkv(u), msa, 3)  # Eq. 5
+        mask = None if size is None else size.log().mT[:, None]  # [B, 1, 1, T]
+        sa = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # Eqs. 6, 7
+        z = z + block.residual1(msa.out(sa.transpose(1, 2).flatten(2)))  # Eqs. 8, 2
         if r:
             z, size = merge(z, size, k, r, self.config.num_prefix_tokens)
         mlp = block.mlp
-        return z + block.residual2(mlp.fc2(mlp.act(mlp.fc1(block.norm2(z))))), size       # Eq. 3
+        return z + block.residual2(mlp.fc2(mlp.act(mlp.fc1(block.norm2(z))))), size  # Eq. 3
 
     @staticmethod
     def heads(u: Tensor, msa: MSA, count: int) -> tuple[Tensor, ...]:
@@ -92,12 +95,12 @@ class Graph(nn.Module):
         c, norm = self.config, self.model.norm
         if c.pool == "cls":
             return norm(z[:, 0])
-        z = z[:, c.num_prefix_tokens:]
+        z = z[:, c.num_prefix_tokens :]
         z = z if c.norm_after_pool else norm(z)
         if size is None:
             y = z.mean(1)
         else:
-            weight = size[:, c.num_prefix_tokens:]
+            weight = size[:, c.num_prefix_tokens :]
             y = (z * weight).sum(1) / weight.sum(1)
         return norm(y) if c.norm_after_pool else y
 

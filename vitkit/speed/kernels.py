@@ -45,7 +45,7 @@ def flat_patches(x: Tensor, P: int, prefix: int, dtype: torch.dtype) -> Tensor:
     """
     B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
     flat = x.new_zeros(B, prefix + rows * columns, C * P * P, dtype=dtype)
-    cut = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5)                     # [B, rows, columns, C, P, P]
+    cut = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, C, P, P]
     flat[:, prefix:].view(B, rows, columns, C, P, P).copy_(cut)
     return flat.flatten(0, 1)
 
@@ -61,8 +61,16 @@ def to_int8(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() / scale[:, None] + 0.5).floor().to(torch.int8)
 
 
-def plain_add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: Tensor, eps: float,
-                   total: Tensor | None, scale: float | Tensor | None) -> Tensor:
+def plain_add_norm(
+    a: Tensor,
+    b: Tensor | None,
+    shift: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    total: Tensor | None,
+    scale: float | Tensor | None,
+) -> Tensor:
     """`add_norm` in plain torch, computed in fp32 as the kernel does."""
     x = a.float()
     if b is not None:
@@ -76,8 +84,17 @@ def plain_add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, b
     return x.to(a.dtype) if scale is None else to_fp8(x, scale)
 
 
-def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: Tensor, eps: float,
-             total: Tensor | None = None, scale: float | Tensor | None = None, **launch: Any) -> Tensor:
+def add_norm(
+    a: Tensor,
+    b: Tensor | None,
+    shift: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    total: Tensor | None = None,
+    scale: float | Tensor | None = None,
+    **launch: Any,
+) -> Tensor:
     """LN(a + b + shift), and the sum a + b on the side.
 
     Args:
@@ -106,10 +123,27 @@ def add_norm(a: Tensor, b: Tensor | None, shift: Tensor, weight: Tensor, bias: T
     out = torch.empty(M, D, device=a.device, dtype=dtype)
     rows, warps = launch.get("rows", 1), launch.get("warps", 1 if M >= 4096 and b is None and D <= 1024 else 4)
     triton_kernels.add_norm[(triton.cdiv(M, rows),)](
-        a, b if b is not None else a, shift, weight, bias, total if total is not None else a, out,
-        scale if of_rows else weight, M, R, D, eps, 1 / scale if isinstance(scale, float) else 1.0,
-        PARTS=0 if b is None else len(b) // R, SUM=total is not None, TO_FP8=dtype == FP8, TO_INT8=of_rows, ROWS=rows,
-        WIDTH=triton.next_power_of_2(D), num_warps=warps)
+        a,
+        b if b is not None else a,
+        shift,
+        weight,
+        bias,
+        total if total is not None else a,
+        out,
+        scale if of_rows else weight,
+        M,
+        R,
+        D,
+        eps,
+        1 / scale if isinstance(scale, float) else 1.0,
+        PARTS=0 if b is None else len(b) // R,
+        SUM=total is not None,
+        TO_FP8=dtype == FP8,
+        TO_INT8=of_rows,
+        ROWS=rows,
+        WIDTH=triton.next_power_of_2(D),
+        num_warps=warps,
+    )
     return out
 
 
@@ -129,7 +163,7 @@ def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
     """
     width = qkv.shape[1] // 3
     if not by_triton(qkv):
-        q, k, v = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)           # 3 x [B, h, T, d]
+        q, k, v = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)  # 3 x [B, h, T, d]
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, width)
     import triton
 
@@ -138,12 +172,14 @@ def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
     out = torch.empty(B * T, width, device=qkv.device, dtype=qkv.dtype)
     size, queries = width // heads, 32 if B == 1 else 64
     triton_kernels.attention[(heads, triton.cdiv(T, queries), B)](
-        qkv, out, T, width, size ** -0.5, BQ=queries, BT=max(16, triton.next_power_of_2(T)), SIZE=size, num_warps=4)
+        qkv, out, T, width, size**-0.5, BQ=queries, BT=max(16, triton.next_power_of_2(T)), SIZE=size, num_warps=4
+    )
     return out
 
 
-def linear_int8(a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tensor, dtype: torch.dtype,
-                scale: float | None = None) -> Tensor:
+def linear_int8(
+    a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tensor, dtype: torch.dtype, scale: float | None = None
+) -> Tensor:
     """a b^T scale_a scale_b + bias of 8-bit integers; with a scale, GELU(that) / scale in fp8, all in one pass.
 
     Args:
@@ -168,9 +204,25 @@ def linear_int8(a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tens
     BM, BN, BK = (128, 256, 128) if M >= 4096 else (64, 64, 128)
     at, programs = TensorDescriptor.from_tensor, processors(a)
     triton_kernels.linear_int8[(min(programs, triton.cdiv(M, BM) * triton.cdiv(N, BN)),)](
-        at(a, [BM, BK]), at(matrix, [BN, BK]), at(out, [BM, BN]), bias, scale_a, scale_b, 1 / (scale or 1.0), M, N, K,
-        GELU=scale is not None, BM=BM, BN=BN, BK=BK, PROGRAMS=programs, GROUP=8, num_warps=8 if M >= 4096 else 4,
-        num_stages=4 if out.dtype == FP8 else 3)        # a wider result takes more of the shared memory
+        at(a, [BM, BK]),
+        at(matrix, [BN, BK]),
+        at(out, [BM, BN]),
+        bias,
+        scale_a,
+        scale_b,
+        1 / (scale or 1.0),
+        M,
+        N,
+        K,
+        GELU=scale is not None,
+        BM=BM,
+        BN=BN,
+        BK=BK,
+        PROGRAMS=programs,
+        GROUP=8,
+        num_warps=8 if M >= 4096 else 4,
+        num_stages=4 if out.dtype == FP8 else 3,
+    )  # a wider result takes more of the shared memory
     return out
 
 
@@ -209,7 +261,14 @@ def rows_to_fp8(x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tenso
 
     M, K = x.shape
     out, scale = torch.empty(M, K, device=x.device, dtype=FP8), torch.empty(M, device=x.device)
-    triton_kernels.rows_to_fp8[(M,)](x, out, scale, lengths if lengths is not None else scale, K,
-                                     LENGTHS=lengths is not None, WIDTH=triton.next_power_of_2(K),
-                                     num_warps=4 if K > 1024 else 1)
+    triton_kernels.rows_to_fp8[(M,)](
+        x,
+        out,
+        scale,
+        lengths if lengths is not None else scale,
+        K,
+        LENGTHS=lengths is not None,
+        WIDTH=triton.next_power_of_2(K),
+        num_warps=4 if K > 1024 else 1,
+    )
     return out, scale

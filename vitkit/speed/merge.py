@@ -34,7 +34,7 @@ def plan(c: ViTConfig, r: int) -> list[int]:
         counts.append(min(r, N // 2))
         N -= counts[-1]
     if c.pool == "cls":
-        counts[-1] = 0          # the last block's patches are not read by the head
+        counts[-1] = 0  # the last block's patches are not read by the head
     return counts
 
 
@@ -52,15 +52,15 @@ def merge(z: Tensor, size: Tensor | None, k: Tensor, r: int, n: int) -> tuple[Te
         [B, T - r, D] and its sizes [B, T - r, 1]; patches are in another order.
     """
     size = torch.ones_like(z[..., :1]) if size is None else size
-    x = torch.cat([z * size, size], dim=-1)                                               # [B, T, D + 1]
-    likeness = F.normalize(k[:, :, n:].mean(1), dim=-1)                                   # [B, N, d]
-    best, partner = (likeness[:, ::2] @ likeness[:, 1::2].mT).max(-1)                     # 2 x [B, N/2]
-    order = best.topk(best.shape[1]).indices                                              # nearest pairs first
-    first, second = x[:, n::2], x[:, n + 1::2]
-    going = first.gather(1, wide(order[:, :r], x))                                        # [B, r, D + 1]
+    x = torch.cat([z * size, size], dim=-1)  # [B, T, D + 1]
+    likeness = F.normalize(k[:, :, n:].mean(1), dim=-1)  # [B, N, d]
+    best, partner = (likeness[:, ::2] @ likeness[:, 1::2].mT).max(-1)  # 2 x [B, N/2]
+    order = best.topk(best.shape[1]).indices  # nearest pairs first
+    first, second = x[:, n::2], x[:, n + 1 :: 2]
+    going = first.gather(1, wide(order[:, :r], x))  # [B, r, D + 1]
     staying = first.gather(1, wide(order[:, r:], x))
     second = second.scatter_add(1, wide(partner.gather(1, order[:, :r]), x), going)
-    x = torch.cat([x[:, :n], staying, second], dim=1)                                     # [B, T - r, D + 1]
+    x = torch.cat([x[:, :n], staying, second], dim=1)  # [B, T - r, D + 1]
     return x[..., :-1] / x[..., -1:], x[..., -1:]
 
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import UnreadableFile
+from vitkit.optional import library
 from vitkit.speed.graph import Graph
-from vitkit.speed.library import library
+from vitkit.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
-KEY = "vitkit"          # under which the file keeps its card
+KEY = "vitkit"  # under which the file keeps its card
 
 
 def example(graph: Graph) -> tuple[tuple[Tensor], dict[str, dict[int, Any]]]:
     """Pixels to trace a graph with, and which of their sides vary."""
     P, auto = graph.config.patch_size, torch.export.Dim.DYNAMIC
-    least = 2 if graph.any_size else 1              # a side of one patch would be taken for a constant
+    least = 2 if graph.any_size else 1  # a side of one patch would be taken for a constant
     x = torch.zeros(2, graph.config.num_channels, *(max(side, least) * P for side in graph.config.grid))
     return (x,), {"x": {0: auto, 2: auto, 3: auto} if graph.any_size else {0: auto}}
 
@@ -37,12 +37,19 @@ def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None
         pixels: not used: nothing is calibrated.
     """
     for name in ("onnx", "onnxscript"):
-        library(name)
+        library(name, "export")
     args, sides = example(graph)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")             # the exporter's own, about torch
-        program: Any = torch.onnx.export(graph.eval(), args, dynamo=True, dynamic_shapes=sides, verbose=False,
-                                         input_names=["pixels"], output_names=["logits"])
+        warnings.simplefilter("ignore")  # the exporter's own, about torch
+        program: Any = torch.onnx.export(
+            graph.eval(),
+            args,
+            dynamo=True,
+            dynamic_shapes=sides,
+            verbose=False,
+            input_names=["pixels"],
+            output_names=["logits"],
+        )
     program.model.metadata_props[KEY] = card
     program.save(str(path))
 
@@ -53,16 +60,17 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
     Args:
         path: the file.
     """
-    runtime = library("onnxruntime")
+    runtime = library("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")    # idle threads starve the others
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads starve the others
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:      # the runtime's errors have no common class
-        raise UnreadableFile(f"{path} is no ONNX file that ONNX Runtime can open "
-                             f"({str(error).splitlines()[0][:200]}).") from None
+    except Exception as error:  # the runtime's errors have no common class
+        raise UnreadableFile(
+            f"{path} is no ONNX file that ONNX Runtime can open ({str(error).splitlines()[0][:200]})."
+        ) from None
     names = [one.name for one in session.get_inputs()]
 
     def run(x: Array) -> Array:

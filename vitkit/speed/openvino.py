@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.cpu_features import check_instructions
 from vitkit.errors import DataError, UnreadableFile
-from vitkit.instructions import check_instructions
+from vitkit.optional import library
 from vitkit.speed.graph import Graph
-from vitkit.speed.library import library
-from vitkit.speed.onnx import KEY, Array, example
+from vitkit.speed.onnx import KEY, example
+from vitkit.types import Array
 
-KEPT = 4            # image sizes that stay compiled
-SMOOTH = 0.8        # share of large activations that moves into weights (SmoothQuant): 0.5 and 0.95 were worse
+KEPT = 4  # image sizes that stay compiled
+SMOOTH = 0.8  # share of large activations that moves into weights (SmoothQuant): 0.5 and 0.95 were worse
 
 
 def converted(graph: Graph) -> Any:
@@ -35,10 +36,10 @@ def converted(graph: Graph) -> Any:
     Args:
         graph: in fp32 on the CPU.
     """
-    openvino = library("openvino")
+    openvino = library("openvino", "export")
     args, sides = example(graph)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")             # the exporter's own, about torch
+        warnings.simplefilter("ignore")  # the exporter's own, about torch
         program = torch.export.export(graph.eval(), args, dynamic_shapes=sides)
         model = openvino.convert_model(program)
     free = [-1, -1] if graph.any_size else list(args[0].shape[2:])
@@ -71,16 +72,22 @@ def write_int8(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) ->
     if not images:
         raise DataError("int8 is calibrated on your images, and there are none; give --images DATA.")
     check_instructions()
-    nncf = library("nncf")
+    nncf = library("nncf", "export")
     nncf.set_log_level(logging.ERROR)
     model = converted(graph)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):      # NNCF's bars
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # NNCF's bars
         warnings.simplefilter("ignore")
-        model = nncf.quantize(model, nncf.Dataset(images), subset_size=len(images),
-                              model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED,
-                              ignored_scope=nncf.IgnoredScope(names=precise(model)),
-                              advanced_parameters=nncf.AdvancedQuantizationParameters(
-                                  smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTH)))
+        model = nncf.quantize(
+            model,
+            nncf.Dataset(images),
+            subset_size=len(images),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,
+            ignored_scope=nncf.IgnoredScope(names=precise(model)),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=SMOOTH)
+            ),
+        )
     save(model, path, card)
 
 
@@ -110,7 +117,7 @@ def precise(model: Any) -> list[str]:
 def save(model: Any, path: Path, card: str) -> None:
     """Write OpenVINO's model with its card."""
     model.set_rt_info(card, [KEY])
-    library("openvino").save_model(model, str(path), compress_to_fp16=False)
+    library("openvino", "export").save_model(model, str(path), compress_to_fp16=False)
 
 
 def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
@@ -120,14 +127,18 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
         path: the .xml file.
     """
     check_instructions()
-    core = library("openvino").Core()
+    core = library("openvino", "export").Core()
     try:
         model = core.read_model(str(path))
     except RuntimeError as error:
-        raise UnreadableFile(f"{path} is no OpenVINO file with its .bin beside it "
-                             f"({str(error).splitlines()[0][:200]}).") from None
-    how = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY",
-           "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        raise UnreadableFile(
+            f"{path} is no OpenVINO file with its .bin beside it ({str(error).splitlines()[0][:200]})."
+        ) from None
+    how = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
     ready: dict[tuple[int, ...], Any] = {}
 
     def run(x: Array) -> Array:

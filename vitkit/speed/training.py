@@ -3,8 +3,8 @@
   - With class-token pooling the loss sees one token of the last block, so that block's queries, U_msa and MLP are
     computed for that token alone, forward and backward.
   - E of Eq. 1 is a matrix product over flattened patches: convolution libraries take the long way round, and back.
-  - On CUDA under bf16 autocast, `Lean` runs by the fused parts of differentiable.py where these apply: no dropout, no
-    layer scale. The residual stream is bf16 there too.
+  - On CUDA under bf16 autocast, `TrainingForward` runs by the fused parts of differentiable.py where these apply: no
+    dropout, no layer scale. The residual stream is bf16 there too.
 
 The parameters are the model's own, and the logits are the same numbers up to rounding.
 
@@ -22,11 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
-from vitkit.model.inputs import fit
+from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import Block, ViT
 from vitkit.speed import differentiable
+from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.kernels import flat_patches
-from vitkit.speed.recording import Recording
 
 # Kernels of attention in the order in which they are tried; on Hopper the first is the fastest, back and forth.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -53,7 +53,7 @@ def class_token(block: Block, z: Tensor, u: Tensor, k: Tensor, v: Tensor) -> Ten
 
 def patch_product(model: ViT, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """What the model's patch embedding gives, by one matrix product: [B, C, H, W] -> [B, N, D], and the grid."""
-    x, P, projection = fit(x, model.config), model.config.patch_size, model.patch_embedding.projection
+    x, P, projection = validate_and_pad(x, model.config), model.config.patch_size, model.patch_embedding.projection
     B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
     flat = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5).reshape(B, rows * columns, C * P * P)
     return F.linear(flat, projection.weight.flatten(1), projection.bias), (rows, columns)
@@ -93,7 +93,7 @@ def fused_embedding(model: ViT, x: Tensor) -> Tensor:
         model: a ViT without dropout.
         x: pixels; they get no gradient.
     """
-    x, c, projection = fit(x, model.config), model.config, model.patch_embedding.projection
+    x, c, projection = validate_and_pad(x, model.config), model.config, model.patch_embedding.projection
     positions = model.positions((x.shape[2] // c.patch_size, x.shape[3] // c.patch_size))[0]
     rows = [positions[int(c.class_token):] + projection.bias]
     if model.register_tokens is not None:
@@ -105,38 +105,38 @@ def fused_embedding(model: ViT, x: Tensor) -> Tensor:
     return z.view(len(x), -1, c.hidden_size)
 
 
-def fused_forward(model: ViT, x: Tensor, eight: bool = False) -> Tensor:
+def fused_forward(model: ViT, x: Tensor, fp8: bool = False) -> Tensor:
     """Logits by fused parts.
 
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
-        eight: whether the products of qkv and the MLP run in fp8, those of weights' gradients excepted.
+        fp8: whether the products of qkv and the MLP run in fp8, those of weights' gradients excepted.
     """
-    return model.classify(fused_blocks(model, fused_embedding(model, x), eight))
+    return model.classify(fused_blocks(model, fused_embedding(model, x), fp8))
 
 
-def fused_blocks(model: ViT, z: Tensor, eight: bool = False) -> Tensor:
+def fused_blocks(model: ViT, z: Tensor, fp8: bool = False) -> Tensor:
     """Eqs. 2 to 4 by fused parts: z_0 [B, T, D] -> y [B, D].
 
     Args:
         model: a ViT to which they apply.
         z: in the type that the residual stream is to have; on CUDA that of matrix products.
-        eight: see `fused_forward`.
+        fp8: see `fused_forward`.
     """
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
     branch = bias = keep = None
 
-    def read(norm: nn.LayerNorm, eight: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def read(norm: nn.LayerNorm, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
         """z with the latest branch added, its LayerNorm, and that in fp8 with its scales where it is wanted."""
         total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
-                                                        eight)
+                                                        fp8)
         return total, u, small
 
     for i, block in enumerate(model.blocks):
         msa, mlp = block.msa, block.mlp
-        stream, u, small = read(block.norm1, eight)
+        stream, u, small = read(block.norm1, fp8)
         if c.pool == "cls" and i == len(model.blocks) - 1:
             width, of_kv = len(msa.heads) * msa.head_size, msa.qkv.bias
             kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2,
@@ -149,7 +149,7 @@ def fused_blocks(model: ViT, z: Tensor, eight: bool = False) -> Tensor:
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
         branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(B * T, -1), msa.out.weight)   # Eqs. 6-8
         bias, keep = msa.out.bias, block.residual1.keep(B, z.device)
-        stream, u, small = read(block.norm2, eight)                                                # Eq. 2
+        stream, u, small = read(block.norm2, fp8)                                                # Eq. 2
         branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh",
                                           *small)
         bias, keep = mlp.fc2.bias, block.residual2.keep(B, z.device)                               # Eq. 3, by `read`
@@ -176,7 +176,7 @@ def training_forward(model: ViT, x: Tensor) -> Tensor:
     return model.classify(model.norm(class_block(last, z, last.norm1(z))[:, 0]))          # Eq. 4
 
 
-class Lean(nn.Module):
+class TrainingForward(nn.Module):
     """`training_forward` as a module around a model, for what wants a module (DDP, torch.compile).
 
     Args:
@@ -184,13 +184,13 @@ class Lean(nn.Module):
         graph: whether forward and backward of the fused parts become one CUDA graph each, which saves the time between
             their kernels. Gradients are then the graph's own memory: they must be used before the next forward, so
             nothing can be accumulated over several.
-        eight: see `fused_forward`; the model must be one for which `refuse_fp8` has nothing to say.
+        fp8: see `fused_forward`; the model must be one for which `refuse_fp8` has nothing to say.
     """
 
-    def __init__(self, model: ViT, graph: bool = False, eight: bool = False) -> None:
+    def __init__(self, model: ViT, graph: bool = False, fp8: bool = False) -> None:
         super().__init__()
-        self.model, self.graph, self.eight = model, graph, eight
-        self.recording: Recording | None = None
+        self.model, self.graph, self.fp8 = model, graph, fp8
+        self.graphed: GraphedStep | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
@@ -202,25 +202,25 @@ class Lean(nn.Module):
     def fused(self, x: Tensor) -> Tensor:
         """Logits by fused parts, from a graph where there shall be one."""
         if not self.graph or not self.model.training:
-            return fused_forward(self.model, x, self.eight)
-        if self.recording is None or self.recording.x.shape != x.shape:
-            self.recording = None               # its memory is free before the next one takes some
-            self.recording = Recording(Whole(self.model, self.eight).train(), x)
-        return self.recording(x)
+            return fused_forward(self.model, x, self.fp8)
+        if self.graphed is None or self.graphed.x.shape != x.shape:
+            self.graphed = None               # its memory is free before the next one takes some
+            self.graphed = GraphedStep(Whole(self.model, self.fp8).train(), x)
+        return self.graphed(x)
 
 
 class Whole(nn.Module):
-    """`fused_forward` as a module, for the recording.
+    """`fused_forward` as a module, for the graphed.
 
     Args:
         model: a ViT.
-        eight: see `fused_forward`.
+        fp8: see `fused_forward`.
     """
 
-    def __init__(self, model: ViT, eight: bool) -> None:
+    def __init__(self, model: ViT, fp8: bool) -> None:
         super().__init__()
-        self.model, self.eight = model, eight
+        self.model, self.fp8 = model, fp8
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K]."""
-        return fused_forward(self.model, x, self.eight)
+        return fused_forward(self.model, x, self.fp8)

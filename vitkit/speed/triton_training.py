@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd_at, small, scales, tokens, D, eps,
-                 HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, EIGHT: tl.constexpr, WIDTH: tl.constexpr):
+                 HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, FP8_TOO: tl.constexpr, WIDTH: tl.constexpr):
     """See differentiable.AddNorm; one program takes one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -33,7 +33,7 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
     y = centred * rstd * tl.load(weight + column, mask=inside, other=0.0)
     y += tl.load(shift + column, mask=inside, other=0.0)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
-    if EIGHT:
+    if FP8_TOO:
         largest = tl.maximum(tl.max(tl.abs(tl.where(inside, y, 0.0)), axis=0), 1e-12)
         tl.store(scales + row, largest / 448.0)
         y = tl.minimum(tl.maximum(y * (448.0 / largest), -448.0), 448.0)
@@ -114,23 +114,23 @@ def store_small(x, small, scales, first, column, rows, N, inside, STEP: tl.const
 
 
 @triton.jit
-def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, EIGHT: tl.constexpr, STEP: tl.constexpr,
+def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr, STEP: tl.constexpr,
                  BLOCK: tl.constexpr):
-    """GELU of every element, in fp8 too where EIGHT."""
+    """GELU of every element, in fp8 too where FP8_TOO."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1).to(tl.int64) * STEP
     _, inside, at = tile(first, column, rows, N, STEP)
     x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
     p, _ = phi(x, TANH)
     tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=inside)
-    if EIGHT:
+    if FP8_TOO:
         store_small(x * p, small, scales, first, column, rows, N, inside, STEP)
 
 
 @triton.jit
-def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, EIGHT: tl.constexpr,
+def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr,
                   STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient before the GELU takes the place of the one behind it, and is written in fp8 too where EIGHT; a
+    """The gradient before the GELU takes the place of the one behind it, and is written in fp8 too where FP8_TOO; a
     program leaves the sums of its ROWS rows."""
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -142,7 +142,7 @@ def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr,
         p, slope = phi(x, TANH)
         g *= p + x * slope
         tl.store(gradient + at, g.to(gradient.dtype.element_ty), mask=inside)
-        if EIGHT:
+        if FP8_TOO:
             store_small(g, small, scales, first + start, column, rows, N, inside, STEP)
         total += g
     tl.store(sums + tl.program_id(1) * N + column, tl.sum(total, axis=0), mask=column < N)

@@ -16,8 +16,9 @@ from vitkit.model.vit import ViT
 from vitkit.training.recipe import Recipe
 
 
-def new_model(name: str | None, recipe: Recipe, classes: Sequence[str], seed: int,
-              image_size: int | tuple[int, int] | None = None) -> ViT:
+def new_model(
+    name: str | None, recipe: Recipe, classes: Sequence[str], seed: int, image_size: int | tuple[int, int] | None = None
+) -> ViT:
     """A model with random weights, a function of the seed.
 
     Args:
@@ -28,12 +29,16 @@ def new_model(name: str | None, recipe: Recipe, classes: Sequence[str], seed: in
         image_size: pixels; the recipe's, else the model's own, when not given.
     """
     size = image_size or recipe.image_size
-    changes: dict[str, Any] = {"num_classes": len(classes), "hidden_dropout_prob": recipe.dropout,
-                               "drop_path_rate": recipe.drop_path, **({"image_size": size} if size else {})}
+    changes: dict[str, Any] = {
+        "num_classes": len(classes),
+        "hidden_dropout_prob": recipe.dropout,
+        "drop_path_rate": recipe.drop_path,
+        **({"image_size": size} if size else {}),
+    }
     if name is not None:
         config = variant(name, pre_logits=recipe.pre_logits, **changes)
     else:
-        assert recipe.config is not None        # `prepare` has asked
+        assert recipe.config is not None  # `prepare` has asked
         config = dataclasses.replace(recipe.config, **changes)
     torch.manual_seed(seed)
     model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
@@ -41,8 +46,9 @@ def new_model(name: str | None, recipe: Recipe, classes: Sequence[str], seed: in
     return model
 
 
-def pretrained(source: str | Path, recipe: Recipe, classes: Sequence[str],
-               image_size: int | tuple[int, int] | None = None) -> ViT:
+def pretrained(
+    source: str | Path, recipe: Recipe, classes: Sequence[str], image_size: int | tuple[int, int] | None = None
+) -> ViT:
     """A pre-trained model; its head is kept where its classes are these, else replaced by zeros (section 3.1).
 
     Args:
@@ -51,9 +57,14 @@ def pretrained(source: str | Path, recipe: Recipe, classes: Sequence[str],
         classes: names of the outputs.
         image_size: pixels; the recipe's, else the weights' own, when not given.
     """
-    model = load(source, image_size=image_size or recipe.image_size, hidden_dropout_prob=recipe.dropout,
-                 drop_path_rate=recipe.drop_path, dtype="float32")
-    with torch.no_grad():       # parameters of their own: what `load` gives may be mapped from the file
+    model = load(
+        source,
+        image_size=image_size or recipe.image_size,
+        hidden_dropout_prob=recipe.dropout,
+        drop_path_rate=recipe.drop_path,
+        dtype="float32",
+    )
+    with torch.no_grad():  # parameters of their own: what `load` gives may be mapped from the file
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     if model.input_spec.class_names != tuple(classes):

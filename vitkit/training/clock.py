@@ -38,7 +38,10 @@ class Clock:
     def read(self, steps: int) -> dict[str, float]:
         """Seconds, images a second and the share of time spent waiting for data; then starts again."""
         seconds = max(time.perf_counter() - self._since - self._away, 1e-9)
-        found = {"seconds": round(seconds, 4), "images_per_second": round(steps * self.images / seconds, 2),
-                 "waiting": round(self._waited / seconds, 4)}
+        found = {
+            "seconds": round(seconds, 4),
+            "images_per_second": round(steps * self.images / seconds, 2),
+            "waiting": round(self._waited / seconds, 4),
+        }
         self._restart()
         return found

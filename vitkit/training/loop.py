@@ -20,28 +20,28 @@ from torch import Tensor, nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
-from vitkit.engine import Engine
 from vitkit.errors import Diverged
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
 from vitkit.training import state
 from vitkit.training.clock import Clock
 from vitkit.training.ema import Average
 from vitkit.training.loss import LOSSES
 from vitkit.training.optim import optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 from vitkit.training.schedule import lr_at
-from vitkit.training.settings import Settings, Shares
+from vitkit.training.settings import BatchSplit, Settings
 from vitkit.training.signals import asked_to_stop
-from vitkit.training.state import Progress
+from vitkit.training.state import TrainingState
 from vitkit.training.track import Trackers
 
-Watch = Callable[[dict[str, Any]], None]        # is told of every line of metrics, and of each step ("event": "step")
+Watch = Callable[[dict[str, Any]], None]  # is told of every line of metrics, and of each step ("event": "step")
 
-MOST_VALIDATIONS = 50       # of a run that is not told how often
-LEAST_SCALE = 2.0 ** -8     # fp16's loss scale below which overflow is no accident any more
+MOST_VALIDATIONS = 50  # of a run that is not told how often
+LEAST_SCALE = 2.0**-8  # fp16's loss scale below which overflow is no accident any more
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -84,31 +84,40 @@ class Loop:
         recipe: what to do.
         settings: how to do it.
         run: where it is kept.
-        engine: where it runs.
+        runtime: where it runs.
         watch: is told what happens, in the main process.
-        faster: makes of the model what computes its logits in training, with the model's own parameters.
+        wrap_forward: makes of the model what computes its logits in training, with the model's own parameters.
     """
 
-    def __init__(self, model: ViT, train: Source, val: Source | None, recipe: Recipe, settings: Settings,
-                 run: RunFolder, engine: Engine, watch: Watch | None = None,
-                 faster: Callable[[ViT], nn.Module] = lambda model: model) -> None:
+    def __init__(
+        self,
+        model: ViT,
+        train: Source,
+        val: Source | None,
+        recipe: Recipe,
+        settings: Settings,
+        run: RunFolder,
+        runtime: Runtime,
+        watch: Watch | None = None,
+        wrap_forward: Callable[[ViT], nn.Module] = lambda model: model,
+    ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
-        self.run, self.engine, self.watch = run, engine, watch or (lambda event: None)
-        self.shares = Shares.of(recipe, settings, engine)
+        self.run, self.runtime, self.watch = run, runtime, watch or (lambda event: None)
+        self.split = BatchSplit.of(recipe, settings, runtime)
         self.total = recipe.total(len(train))
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = settings.checkpointing
-        self.bare = model.to(engine.device)
+        self.bare = model.to(runtime.device)
         self.average = Average(self.bare, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.bare, recipe)
         self.trained = [p for p in self.bare.parameters() if p.requires_grad]
-        trained = faster(self.bare)
+        trained = wrap_forward(self.bare)
         if settings.compile:
             for module in {self.bare, trained}:
-                module.compile()        # in place: names of parameters stay
-        self.model = engine.prepare(trained)
+                module.compile()  # in place: names of parameters stay
+        self.model = runtime.prepare(trained)
         self.loss = LOSSES[recipe.loss]
-        self.progress = Progress()
+        self.progress = TrainingState()
         self.trackers: Trackers | None = None
         epoch = max(1, round(len(train) / recipe.batch_size))
         self.evaluate_every = settings.evaluate_every or max(epoch, -(-self.total // MOST_VALIDATIONS))
@@ -119,13 +128,13 @@ class Loop:
 
         Checkpoints that belong to the state are written again: a kill may have come between it and them.
         """
-        path = self.engine.on_main(self.run.latest)
+        path = self.runtime.on_main(self.run.latest)
         if path is not None:
             self.progress = state.read(path, self.bare, self.optimizer, self.average)
             if self.progress.scaler:
-                self.engine.scaler.load_state_dict(self.progress.scaler)
-        self.engine.wait()
-        if self.engine.main:
+                self.runtime.scaler.load_state_dict(self.progress.scaler)
+        self.runtime.wait()
+        if self.runtime.main:
             self.run.forget_after(self.progress.logged)
             if path is not None:
                 self._write_checkpoints()
@@ -139,20 +148,34 @@ class Loop:
         """
         began = time.perf_counter()
         start, settings = self.progress.step, self.settings
-        if self.engine.main:
+        if self.runtime.main:
             self.trackers = Trackers(settings.trackers, self.run, start)
         loader = TrainLoader(
-            self.train, self.bare.input_spec, self.recipe.augment, batch_size=self.recipe.batch_size,
-            seed=settings.seed, mix=self.recipe.mix, rank=self.engine.rank, ranks=self.engine.ranks,
-            workers=settings.workers, device=self.engine.device, bad_images=settings.bad_images, on_bad=self._on_bad)
+            self.train,
+            self.bare.input_spec,
+            self.recipe.augment,
+            batch_size=self.recipe.batch_size,
+            seed=settings.seed,
+            mix=self.recipe.mix,
+            rank=self.runtime.rank,
+            ranks=self.runtime.ranks,
+            workers=settings.workers,
+            device=self.runtime.device,
+            bad_images=settings.bad_images,
+            on_bad=self._on_bad,
+        )
         batches = loader.batches(start, self.total)
         stopped, clock = False, Clock(self.recipe.batch_size)
         with asked_to_stop() as asked, _deterministic(settings.deterministic):
-            if self.engine.main:
+            if self.runtime.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
             if self.trackers is not None and self.trackers.missing:
-                self.watch({"event": "note", "text": "TensorBoard is not installed, so no events are written: "
-                                                     "pip install tensorboard"})
+                self.watch(
+                    {
+                        "event": "note",
+                        "text": "TensorBoard is not installed, so no events are written: pip install tensorboard",
+                    }
+                )
             try:
                 for step in range(start, self.total):
                     with clock.waiting():
@@ -170,36 +193,41 @@ class Loop:
 
     def _step(self, step: int, batch: Batch, asked: bool) -> bool:
         """One update; returns whether any process was asked to stop."""
-        torch.manual_seed(step_seed(self.settings.seed, step, self.engine.rank))
+        torch.manual_seed(step_seed(self.settings.seed, step, self.runtime.rank))
         lr = lr_at(self.recipe, step, self.total)
         set_lr(self.optimizer, lr)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(3, device=self.engine.device)                    # loss, right answers, asked to stop
+        sums = torch.zeros(3, device=self.runtime.device)  # loss, right answers, asked to stop
         sums[2] = float(asked)
-        for i in range(self.shares.count):
-            part = _part(batch, i * self.shares.micro, (i + 1) * self.shares.micro)
-            last = i == self.shares.count - 1
-            with nullcontext() if last else self.engine.no_sync(self.model):
+        for i in range(self.split.count):
+            part = _part(batch, i * self.split.micro, (i + 1) * self.split.micro)
+            last = i == self.split.count - 1
+            with nullcontext() if last else self.runtime.no_sync(self.model):
                 loss, right = self._forward(part)
-                self.engine.backward(loss / self.shares.process)
+                self.runtime.backward(loss / self.split.process)
             sums[:2] += torch.stack([loss.detach(), right])
-        norm = self.engine.clip(self.optimizer, self.trained, self.recipe.clip)
+        norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
         # One transfer a step: every process learns of the same sums, and a broken update is never made.
-        total = torch.cat([self.engine.sum(sums), norm.detach().float()[None]]).tolist()
+        total = torch.cat([self.runtime.sum(sums), norm.detach().float()[None]]).tolist()
         self._guard(step, batch, total[0], total[3], lr)
-        self.engine.step(self.optimizer)
+        self.runtime.step(self.optimizer)
         if self.average is not None:
             self.average.update()
         window = self.progress.window
-        for name, value in (("loss", total[0]), ("right", total[1]), ("images", float(self.recipe.batch_size)),
-                            ("norm", total[3] if math.isfinite(total[3]) else 0.0), ("steps", 1.0)):
+        for name, value in (
+            ("loss", total[0]),
+            ("right", total[1]),
+            ("images", float(self.recipe.batch_size)),
+            ("norm", total[3] if math.isfinite(total[3]) else 0.0),
+            ("steps", 1.0),
+        ):
             window[name] = window.get(name, 0.0) + value
         return bool(total[2])
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum of the losses of a micro-batch, and how many of its images are called what they are."""
-        with self.engine.autocast():
+        with self.runtime.autocast():
             logits = self.model(batch.pixels)
         logits = logits.float()
         loss = self.loss(logits, batch, self.recipe.label_smoothing, bool(self.recipe.mix)).sum()
@@ -210,23 +238,26 @@ class Loop:
     def _guard(self, step: int, batch: Batch, loss: float, norm: float, lr: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
             return
-        scaler = self.engine.scaler
+        scaler = self.runtime.scaler
         if math.isfinite(loss) and scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE:
-            return      # an overflow of fp16: this update is left out and the scale is lowered
+            return  # an overflow of fp16: this update is left out and the scale is lowered
         what = "loss" if not math.isfinite(loss) else "gradient"
         names = [self.train.names[int(i)] for i in batch.index[:3]]
         saved = self.run.latest()
         kept = f"the state of step {int(saved.stem.rpartition('-')[2])} is kept" if saved else "nothing was saved yet"
-        other = {"fp16": ", or --precision bf16", "bf16": ", or --precision fp32"}.get(self.engine.precision,
-                                                                                     " or more --warmup")
-        raise Diverged(f"Step {step}: the {what} is {loss if what == 'loss' else norm}, at a learning rate of {lr:.3g} "
-                       f"and a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in "
-                       f"{self.run.path}. Start another run with a lower --lr{other}.")
+        other = {"fp16": ", or --precision bf16", "bf16": ", or --precision fp32"}.get(
+            self.runtime.precision, " or more --warmup"
+        )
+        raise Diverged(
+            f"Step {step}: the {what} is {loss if what == 'loss' else norm}, at a learning rate of {lr:.3g} "
+            f"and a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in "
+            f"{self.run.path}. Start another run with a lower --lr{other}."
+        )
 
     def _after(self, step: int, clock: Clock, stopped: bool) -> None:
         """What happens after the update that makes `step` of them: a function of the step (and of Ctrl-C)."""
         end = step == self.total
-        if self.engine.main:
+        if self.runtime.main:
             self.watch({"event": "step", "step": step, "total": self.total})
         if step % self.settings.log_every == 0 or end:
             self._log_training(step, clock)
@@ -240,10 +271,18 @@ class Loop:
     def _log_training(self, step: int, clock: Clock) -> None:
         window, self.progress.window = self.progress.window, {}
         images, steps = window["images"], window["steps"]
-        self._log({"event": "train", "step": step, "epoch": round(step * self.recipe.batch_size / len(self.train), 3),
-                   "loss": window["loss"] / images, "accuracy": window["right"] / images,
-                   "gradient": window["norm"] / steps, "lr": lr_at(self.recipe, step - 1, self.total),
-                   "time": clock.read(int(steps))})
+        self._log(
+            {
+                "event": "train",
+                "step": step,
+                "epoch": round(step * self.recipe.batch_size / len(self.train), 3),
+                "loss": window["loss"] / images,
+                "accuracy": window["right"] / images,
+                "gradient": window["norm"] / steps,
+                "lr": lr_at(self.recipe, step - 1, self.total),
+                "time": clock.read(int(steps)),
+            }
+        )
 
     def _validate(self, step: int) -> None:
         """Measure the weights, and the average where there is one; remember the best."""
@@ -251,19 +290,33 @@ class Loop:
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
             with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
-                outputs = logits_of(self.bare, self.val, batch_size=max(self.shares.micro, 64),
-                                    workers=0 if self.val.in_memory else self.settings.workers, engine=self.engine,
-                                    bad_images=self.settings.bad_images)
+                outputs = logits_of(
+                    self.bare,
+                    self.val,
+                    batch_size=max(self.split.micro, 64),
+                    workers=0 if self.val.in_memory else self.settings.workers,
+                    runtime=self.runtime,
+                    bad_images=self.settings.bad_images,
+                )
             _, rank, _, truth = answers(outputs.logits, outputs.labels)
             top1 = float((rank == 0).mean())
-            self._log({"event": "val", "step": step, "weights": which, "loss": float(-truth.mean()), "top1": top1,
-                       "top5": float((rank < 5).mean()), "images": len(outputs),
-                       "time": {"seconds": time.perf_counter() - began}})
+            self._log(
+                {
+                    "event": "val",
+                    "step": step,
+                    "weights": which,
+                    "loss": float(-truth.mean()),
+                    "top1": top1,
+                    "top5": float((rank < 5).mean()),
+                    "images": len(outputs),
+                    "time": {"seconds": time.perf_counter() - began},
+                }
+            )
             if self.progress.best is None or top1 > self.progress.best:
                 self.progress.best, self.progress.best_step, self.progress.best_weights = top1, step, which
 
     def _log(self, row: dict[str, Any]) -> None:
-        if self.engine.main:
+        if self.runtime.main:
             self.run.log(row)
             if self.trackers is not None:
                 self.trackers.log(row)
@@ -276,14 +329,14 @@ class Loop:
 
     def _save(self) -> None:
         """The state first: it is the truth. Checkpoints follow from it, and `resume` writes them again."""
-        for name, why in sorted(item for part in self.engine.gather(self.progress.skipped) for item in part.items()):
-            self._on_bad(name, why)         # what other processes met with
-        if self.engine.main:
+        for name, why in sorted(item for part in self.runtime.gather(self.progress.skipped) for item in part.items()):
+            self._on_bad(name, why)  # what other processes met with
+        if self.runtime.main:
             self.progress.logged = self.run.logged()
-            self.progress.scaler = self.engine.scaler.state_dict()
+            self.progress.scaler = self.runtime.scaler.state_dict()
             state.write(self.run.path / "state", self.bare, self.optimizer, self.average, self.progress)
             self._write_checkpoints()
-        self.engine.wait()
+        self.runtime.wait()
 
     def _write_checkpoints(self) -> None:
         p = self.progress

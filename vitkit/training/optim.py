@@ -26,8 +26,10 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> int:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(_fits(name, pattern) for name in names):
-            raise ConfigError(f"--freeze {pattern!r} fits no parameter; their names are such as {names[0]}, "
-                              f"{names[len(names) // 2]} and {names[-1]}.")
+            raise ConfigError(
+                f"--freeze {pattern!r} fits no parameter; their names are such as {names[0]}, "
+                f"{names[len(names) // 2]} and {names[-1]}."
+            )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(_fits(name, pattern) for pattern in patterns))
     left = sum(p.numel() for p in model.parameters() if p.requires_grad)

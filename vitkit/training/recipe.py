@@ -19,10 +19,10 @@ Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
 LRRule = Literal["fixed", "linear", "sqrt"]
 
-RULES: dict[str, float] = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}     # lr x (batch / the recipe's batch) ** this
-INCEPTION = Augment(scale=(0.05, 1.0))      # the authors' random crop, and a flip
+RULES: dict[str, float] = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}  # lr x (batch / the recipe's batch) ** this
+INCEPTION = Augment(scale=(0.05, 1.0))  # the authors' random crop, and a flip
 UNMIXED = Mix()
-LONGEST_WARMUP = 1 / 3                      # of a run
+LONGEST_WARMUP = 1 / 3  # of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,9 @@ class Recipe:
         for name in ("models", "lr_choices", "betas", "freeze"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError(f"A recipe has epochs or steps, and not both; got epochs={self.epochs}, "
-                              f"steps={self.steps}.")
+            raise ConfigError(
+                f"A recipe has epochs or steps, and not both; got epochs={self.epochs}, steps={self.steps}."
+            )
         checks.number("epochs", self.epochs if self.epochs is not None else 1, 0, open_low=True)
         checks.whole("steps", self.steps if self.steps is not None else 1, 1)
         checks.whole("batch_size", self.batch_size, 1)
@@ -125,8 +126,10 @@ class Recipe:
         if self.val == 1:
             raise ConfigError("val must leave something to train on; got 1.")
         if self.optimizer == "sgd" and self.weight_decay:
-            raise ConfigError(f"SGD would add the decay to the gradient, which is not the paper's decoupled one; use "
-                              f"optimizer='adamw' or weight_decay=0, not {self.weight_decay:g}.")
+            raise ConfigError(
+                f"SGD would add the decay to the gradient, which is not the paper's decoupled one; use "
+                f"optimizer='adamw' or weight_decay=0, not {self.weight_decay:g}."
+            )
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ConfigError(f"warmup is a whole number of steps, or a share of the run below 1; got {self.warmup!r}.")
         if self.final_lr > self.lr:
@@ -180,9 +183,11 @@ class Recipe:
         """
         wanted = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if wanted > total * LONGEST_WARMUP:
-            raise ConfigError(f"A warm-up of {wanted:,} steps is more than a third of the {total:,} steps of this run; "
-                              f"use --warmup {int(total * LONGEST_WARMUP / 3)} (or at most "
-                              f"{int(total * LONGEST_WARMUP)}), or train longer.")
+            raise ConfigError(
+                f"A warm-up of {wanted:,} steps is more than a third of the {total:,} steps of this run; "
+                f"use --warmup {int(total * LONGEST_WARMUP / 3)} (or at most "
+                f"{int(total * LONGEST_WARMUP)}), or train longer."
+            )
         return wanted
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,48 +13,127 @@ PAPER = "arXiv 2010.11929"
 
 # Table 3. The paper's text: Adam b1 .9 b2 .999, batch 4096, warm-up 10k steps, 224 px; on ImageNet clip 1 too.
 # The linear decay's end, the sigmoid loss and its head bias on ImageNet-21k were told by the authors afterwards.
-_TABLE3 = Recipe(source=f"{PAPER}, Table 3", batch_size=4096, lr=8e-4, warmup=10_000, image_size=224, epochs=7,
-                 decay="linear", final_lr=1e-5, weight_decay=0.1, pre_logits=True, val=0.01)
+_TABLE3 = Recipe(
+    source=f"{PAPER}, Table 3",
+    batch_size=4096,
+    lr=8e-4,
+    warmup=10_000,
+    image_size=224,
+    epochs=7,
+    decay="linear",
+    final_lr=1e-5,
+    weight_decay=0.1,
+    pre_logits=True,
+    val=0.01,
+)
 _JFT = replace(_TABLE3, expect="Pre-training on JFT-300M, or another very large set.")
-_21K = replace(_TABLE3, expect="Pre-training on ImageNet-21k.", lr=1e-3, weight_decay=0.03, dropout=0.1,
-               loss="sigmoid", head_bias=-10.0)
-_IMAGENET = replace(_TABLE3, expect="ImageNet from scratch; the paper: B/16 77.9% at 384 px (Table 5).", epochs=300,
-                    lr=3e-3, decay="cosine", final_lr=0.0, weight_decay=0.3, dropout=0.1, clip=1.0)
+_21K = replace(
+    _TABLE3,
+    expect="Pre-training on ImageNet-21k.",
+    lr=1e-3,
+    weight_decay=0.03,
+    dropout=0.1,
+    loss="sigmoid",
+    head_bias=-10.0,
+)
+_IMAGENET = replace(
+    _TABLE3,
+    expect="ImageNet from scratch; the paper: B/16 77.9% at 384 px (Table 5).",
+    epochs=300,
+    lr=3e-3,
+    decay="cosine",
+    final_lr=0.0,
+    weight_decay=0.3,
+    dropout=0.1,
+    clip=1.0,
+)
 
 # Table 4 and B.1.1: SGD with momentum, batch 512, cosine, no weight decay, clip 1, 384 px, a new head of zeros. The
 # learning rate is chosen from a few on a held-out part of train; the authors' code warms up over 500 steps.
-_TABLE4 = Recipe(source=f"{PAPER}, Table 4 and B.1.1", batch_size=512, optimizer="sgd", lr=0.01, image_size=384,
-                 steps=20_000, warmup=500, clip=1.0, lr_choices=(0.003, 0.01, 0.03), val=0.01)
+_TABLE4 = Recipe(
+    source=f"{PAPER}, Table 4 and B.1.1",
+    batch_size=512,
+    optimizer="sgd",
+    lr=0.01,
+    image_size=384,
+    steps=20_000,
+    warmup=500,
+    clip=1.0,
+    lr_choices=(0.003, 0.01, 0.03),
+    val=0.01,
+)
 _SMALL_SETS = replace(_TABLE4, lr_choices=(0.001, 0.003, 0.01, 0.03))
 
 # "How to train your ViT?": ImageNet, 300 epochs at lr 1e-3; a level is MixUp and RandAugment together.
-_AUGREG = replace(_IMAGENET, source="arXiv 2106.10270, section 3", lr=1e-3, weight_decay=0.1, dropout=0.0,
-                  pre_logits=False, expect="ImageNet, regularised by augmentation.")
+_AUGREG = replace(
+    _IMAGENET,
+    source="arXiv 2106.10270, section 3",
+    lr=1e-3,
+    weight_decay=0.1,
+    dropout=0.0,
+    pre_logits=False,
+    expect="ImageNet, regularised by augmentation.",
+)
 
 
 def _augreg(mixup: float, layers: int, magnitude: float) -> Recipe:
-    return replace(_AUGREG, augment=replace(INCEPTION, rand_layers=layers, rand_magnitude=magnitude),
-                   mix=Mix(mixup=mixup))
+    return replace(
+        _AUGREG, augment=replace(INCEPTION, rand_layers=layers, rand_magnitude=magnitude), mix=Mix(mixup=mixup)
+    )
 
 
 _DEIT = Recipe(
-    source="arXiv 2012.12877, Table 9", expect="ImageNet from scratch; DeiT: S/16 79.8%, B/16 81.8%.",
-    image_size=224, epochs=300, batch_size=1024, lr=1e-3, lr_rule="linear", weight_decay=0.05, final_lr=1e-5,
-    warmup=5 / 300, label_smoothing=0.1, drop_path=0.1, val=0.01,
+    source="arXiv 2012.12877, Table 9",
+    expect="ImageNet from scratch; DeiT: S/16 79.8%, B/16 81.8%.",
+    image_size=224,
+    epochs=300,
+    batch_size=1024,
+    lr=1e-3,
+    lr_rule="linear",
+    weight_decay=0.05,
+    final_lr=1e-5,
+    warmup=5 / 300,
+    label_smoothing=0.1,
+    drop_path=0.1,
+    val=0.01,
     augment=Augment(interpolation="bicubic", rand_layers=2, rand_magnitude=9, erase=0.25, erase_fill="noise"),
-    mix=Mix(mixup=0.8, cutmix=1.0))
+    mix=Mix(mixup=0.8, cutmix=1.0),
+)
 
 
 def _small(**changes: object) -> ViTConfig:
     return ViTConfig(**{**NUMERICS["paper"], **changes})
 
 
-_DIGITS = _small(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256, image_size=8,
-                 patch_size=2, num_channels=1, num_classes=10)
-_FASHION = _small(hidden_size=256, num_hidden_layers=8, num_attention_heads=8, intermediate_size=1024, image_size=28,
-                  patch_size=4, num_channels=1, num_classes=10)
-_FOOD = _small(hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=512, image_size=64,
-               patch_size=8, num_classes=3)
+_DIGITS = _small(
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=256,
+    image_size=8,
+    patch_size=2,
+    num_channels=1,
+    num_classes=10,
+)
+_FASHION = _small(
+    hidden_size=256,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    intermediate_size=1024,
+    image_size=28,
+    patch_size=4,
+    num_channels=1,
+    num_classes=10,
+)
+_FOOD = _small(
+    hidden_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    intermediate_size=512,
+    image_size=64,
+    patch_size=8,
+    num_classes=3,
+)
 
 RECIPES: dict[str, Recipe] = {
     "pretrain-jft-b": replace(_JFT, models=("vit-b/16", "vit-b/32")),
@@ -66,18 +145,28 @@ RECIPES: dict[str, Recipe] = {
     "pretrain-21k-l-30": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=30),
     "pretrain-21k-l-90": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=90),
     "pretrain-imagenet": _IMAGENET,
-
     "finetune-imagenet": replace(_TABLE4, expect="From ImageNet-21k: B/16 83.97%, L/16 85.15% (Table 5)."),
     "finetune-cifar10": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 98.95% (Table 5)."),
     "finetune-cifar100": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 91.67% (Table 5)."),
     "finetune-pets": replace(_SMALL_SETS, steps=500, warmup=100, val=0.1, expect="From 21k: B/16 94.43% (Table 5)."),
     "finetune-flowers": replace(_SMALL_SETS, steps=500, warmup=100, val=0.1, expect="From 21k: B/16 99.38% (Table 5)."),
     "finetune-vtab": replace(_TABLE4, steps=2_500, lr_choices=(0.01,), val=0.1, expect="1,000 images a task."),
-    "finetune-512": replace(_TABLE4, source=f"{PAPER}, Table 2", models=("vit-l/16",), image_size=512, ema=0.9999,
-                            expect="ImageNet from JFT: L/16 87.76%, from 21k 85.30% (Table 2)."),
-    "finetune-518": replace(_TABLE4, source=f"{PAPER}, Table 2", models=("vit-h/14",), image_size=518, ema=0.9999,
-                            expect="ImageNet from JFT: H/14 88.55% (Table 2)."),
-
+    "finetune-512": replace(
+        _TABLE4,
+        source=f"{PAPER}, Table 2",
+        models=("vit-l/16",),
+        image_size=512,
+        ema=0.9999,
+        expect="ImageNet from JFT: L/16 87.76%, from 21k 85.30% (Table 2).",
+    ),
+    "finetune-518": replace(
+        _TABLE4,
+        source=f"{PAPER}, Table 2",
+        models=("vit-h/14",),
+        image_size=518,
+        ema=0.9999,
+        expect="ImageNet from JFT: H/14 88.55% (Table 2).",
+    ),
     "augreg-none": _AUGREG,
     "augreg-light1": _augreg(0.0, 2, 0),
     "augreg-light2": _augreg(0.2, 2, 10),
@@ -85,35 +174,88 @@ RECIPES: dict[str, Recipe] = {
     "augreg-medium2": _augreg(0.5, 2, 15),
     "augreg-strong1": _augreg(0.5, 2, 20),
     "augreg-strong2": _augreg(0.8, 2, 20),
-
     "deit": _DEIT,
-    "small-data": replace(_DEIT, source="DeiT's (arXiv 2012.12877, Table 9), batch and warm-up for few images",
-                          expect="A few thousand images from scratch; fine-tuning will do better.",
-                          batch_size=128, lr=5e-4, warmup=0.05, small_data=True, val=0.1),
+    "small-data": replace(
+        _DEIT,
+        source="DeiT's (arXiv 2012.12877, Table 9), batch and warm-up for few images",
+        expect="A few thousand images from scratch; fine-tuning will do better.",
+        batch_size=128,
+        lr=5e-4,
+        warmup=0.05,
+        small_data=True,
+        val=0.1,
+    ),
     "finetune": Recipe(
-        source="ours", expect="A folder of photos and pre-trained weights (--from); AdamW, layer decay 0.75.",
-        epochs=20, batch_size=32, lr=1e-3, weight_decay=0.05, warmup=0.1, clip=1.0, layer_decay=0.75,
-        augment=Augment(scale=(0.4, 1.0)), label_smoothing=0.1),
-
+        source="ours",
+        expect="A folder of photos and pre-trained weights (--from); AdamW, layer decay 0.75.",
+        epochs=20,
+        batch_size=32,
+        lr=1e-3,
+        weight_decay=0.05,
+        warmup=0.1,
+        clip=1.0,
+        layer_decay=0.75,
+        augment=Augment(scale=(0.4, 1.0)),
+        label_smoothing=0.1,
+    ),
     "digits": Recipe(
-        source="ours, checked on a held-out part of train", small_data=True, config=_DIGITS,
+        source="ours, checked on a held-out part of train",
+        small_data=True,
+        config=_DIGITS,
         expect="scikit-learn's digits, from scratch: over 97% in under 3 minutes on 2 cores. Shifts, never flips.",
-        epochs=45, batch_size=32, lr=3e-3, weight_decay=0.1, warmup=0.1, clip=1.0, label_smoothing=0.1,
-        augment=Augment(scale=(0.85, 1.0), ratio=(0.9, 1.1), flip=0.0)),
+        epochs=45,
+        batch_size=32,
+        lr=3e-3,
+        weight_decay=0.1,
+        warmup=0.1,
+        clip=1.0,
+        label_smoothing=0.1,
+        augment=Augment(scale=(0.85, 1.0), ratio=(0.9, 1.1), flip=0.0),
+    ),
     "fashion": Recipe(
-        source="ours", small_data=True, config=_FASHION,
+        source="ours",
+        small_data=True,
+        config=_FASHION,
         expect="Fashion-MNIST from scratch: 93.9% on test, 5 minutes on an accelerator.",
-        epochs=123, batch_size=256, lr=1e-3,
-        weight_decay=0.05, warmup=0.05, clip=1.0, ema=0.9995, drop_path=0.1, label_smoothing=0.1, val=0.05,
-        augment=Augment(scale=(0.7, 1.0), ratio=(0.8, 1.25), erase=0.25), mix=Mix(cutmix=1.0, probability=0.3)),
+        epochs=123,
+        batch_size=256,
+        lr=1e-3,
+        weight_decay=0.05,
+        warmup=0.05,
+        clip=1.0,
+        ema=0.9995,
+        drop_path=0.1,
+        label_smoothing=0.1,
+        val=0.05,
+        augment=Augment(scale=(0.7, 1.0), ratio=(0.8, 1.25), erase=0.25),
+        mix=Mix(cutmix=1.0, probability=0.3),
+    ),
     "foodvision-scratch": Recipe(
-        source="ours, checked on a held-out part of train", small_data=True, config=_FOOD,
+        source="ours, checked on a held-out part of train",
+        small_data=True,
+        config=_FOOD,
         expect="FoodVision Mini (225 images) from scratch: over 55%, where the course has 26%.",
-        epochs=100, batch_size=32, lr=1e-3, weight_decay=0.1, warmup=0.1, clip=1.0, label_smoothing=0.1,
-        augment=Augment(scale=(0.25, 1.0), color_jitter=0.4), mix=Mix(mixup=0.2, cutmix=0.5, probability=0.5)),
+        epochs=100,
+        batch_size=32,
+        lr=1e-3,
+        weight_decay=0.1,
+        warmup=0.1,
+        clip=1.0,
+        label_smoothing=0.1,
+        augment=Augment(scale=(0.25, 1.0), color_jitter=0.4),
+        mix=Mix(mixup=0.2, cutmix=0.5, probability=0.5),
+    ),
     "foodvision-finetune": Recipe(
         source="ours, checked on a held-out part of train",
         expect="FoodVision Mini from a pre-trained Ti/16 (--from): at least 71 of its 75 test images.",
-        epochs=5, batch_size=32, lr=5e-4, weight_decay=0.05, warmup=0.1, clip=1.0, layer_decay=0.75,
-        label_smoothing=0.1, augment=Augment(scale=(0.4, 1.0))),
+        epochs=5,
+        batch_size=32,
+        lr=5e-4,
+        weight_decay=0.05,
+        warmup=0.1,
+        clip=1.0,
+        layer_decay=0.75,
+        label_smoothing=0.1,
+        augment=Augment(scale=(0.4, 1.0)),
+    ),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from vitkit.training.recipe import Recipe
 
-DECAYS: dict[str, Callable[[float], float]] = {      # share of the run that is done -> share of lr
+DECAYS: dict[str, Callable[[float], float]] = {  # share of the run that is done -> share of lr
     "constant": lambda done: 1.0,
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,

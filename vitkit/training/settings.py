@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from vitkit import engine
-from vitkit.engine import Engine
+from vitkit import runtime
 from vitkit.errors import ConfigError, pick
 from vitkit.model import checks
+from vitkit.runtime import Runtime
 from vitkit.training.recipe import Recipe
 from vitkit.training.track import NAMES
 
 BadImages = Literal["fail", "skip"]
-PRECISIONS = {**{name: name for name in engine.PRECISIONS}, "fp8": "bf16"}      # -> the engine's
+PRECISIONS = {**{name: name for name in runtime.PRECISIONS}, "fp8": "bf16"}  # -> the runtime's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Shares:
+class BatchSplit:
     """How a step's images are shared out.
 
     Args:
@@ -86,20 +86,23 @@ class Shares:
     count: int
 
     @classmethod
-    def of(cls, recipe: Recipe, settings: Settings, engine: Engine) -> Shares:
+    def of(cls, recipe: Recipe, settings: Settings, runtime: Runtime) -> BatchSplit:
         """Share a recipe's batch out.
 
         Raises:
             ConfigError: it does not divide; says what to use.
         """
-        batch, ranks = recipe.batch_size, engine.ranks
+        batch, ranks = recipe.batch_size, runtime.ranks
         if batch % ranks:
-            raise ConfigError(f"A batch of {batch} cannot be shared equally by {ranks} processes; use --batch-size "
-                              f"{max(batch // ranks, 1) * ranks}.")
+            raise ConfigError(
+                f"A batch of {batch} cannot be shared equally by {ranks} processes; use --batch-size "
+                f"{max(batch // ranks, 1) * ranks}."
+            )
         process = batch // ranks
         micro = settings.micro_batch or process
         if micro > process or process % micro:
             divisor = max(d for d in range(1, process + 1) if process % d == 0 and d <= micro)
-            raise ConfigError(f"--micro-batch {micro} does not divide the {process} images of each process; use "
-                              f"{divisor}.")
+            raise ConfigError(
+                f"--micro-batch {micro} does not divide the {process} images of each process; use {divisor}."
+            )
         return cls(process, micro, process // micro)

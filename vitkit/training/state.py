@@ -21,7 +21,7 @@ from vitkit.training.ema import Average
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """Where a run is.
 
     Args:
@@ -45,13 +45,14 @@ class Progress:
     scaler: dict[str, Any] = field(default_factory=dict)
 
 
-def write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None,
-          progress: Progress) -> Path:
+def write(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None, progress: TrainingState
+) -> Path:
     """Write a state, then remove the older ones.
 
     Args:
         folder: the run's `state`.
-        model: bare, as `Engine.unwrap` gives it.
+        model: bare, as `Runtime.unwrap` gives it.
         optimizer: over its parameters.
         average: of its weights.
         progress: where the run is.
@@ -74,7 +75,7 @@ def write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, aver
 
 
 @torch.no_grad()
-def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> Progress:
+def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> TrainingState:
     """Bring everything to where it was when `path` was written.
 
     Args:
@@ -88,7 +89,7 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
     """
     tensors, metadata = containers.read(path)
     try:
-        progress = Progress(**json.loads(metadata["progress"]))
+        progress = TrainingState(**json.loads(metadata["progress"]))
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is no state that this version can read ({error}); start another run.") from error
     fused = optimizer.defaults.get("fused")
@@ -107,5 +108,6 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
         if name in state:
             optimizer.state[parameter] = {
                 entry: value.clone() if entry == "step" and not fused else value.clone().to(parameter.device)
-                for entry, value in state[name].items()}
+                for entry, value in state[name].items()
+            }
     return progress

@@ -1,13 +1,13 @@
-"""Where numbers go besides metrics.jsonl: TensorBoard events in `tb/`, and wandb or mlflow through the engine."""
+"""Where numbers go besides metrics.jsonl: TensorBoard events in `tb/`, and wandb or mlflow through the runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitkit.engine import TRACKERS, tracker
 from vitkit.errors import pick
-from vitkit.training.run import RunFolder
+from vitkit.runtime import TRACKERS, tracker
+from vitkit.training.run_folder import RunFolder, flatten
 
 NAMES: dict[str, str] = {"tensorboard": "events in the run's tb/", **dict.fromkeys(TRACKERS, "through accelerate")}
 
@@ -29,7 +29,7 @@ class Trackers:
             pick(NAMES, name, "tracker")
             if name != "tensorboard":
                 self.others.append(tracker(name, "vitkit", str(run.path), run.path.name))
-                self.others[-1].store_init_configuration(_flat(run.info.get("recipe", {})))
+                self.others[-1].store_init_configuration(flatten(run.info.get("recipe", {}), "/"))
                 continue
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -44,8 +44,11 @@ class Trackers:
         Args:
             row: as it stands in metrics.jsonl.
         """
-        values = {f"{row['event']}/{name}": float(value) for name, value in _flat(row).items()
-                  if name not in ("event", "step") and isinstance(value, int | float)}
+        values = {
+            f"{row['event']}/{name}": float(value)
+            for name, value in flatten(row, "/").items()
+            if name not in ("event", "step") and isinstance(value, int | float)
+        }
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, row["step"])
@@ -58,13 +61,3 @@ class Trackers:
             self.board.close()
         for other in self.others:
             other.finish()
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{name}/")
-        else:
-            flat[before + name] = value if isinstance(value, int | float | str) else str(value)
-    return flat

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from vitkit.cpu_features import check_type
 from vitkit.errors import ConfigError, pick
-from vitkit.instructions import check_type
 from vitkit.jobs.bench import data, inference, loading, training
 from vitkit.jobs.bench.options import Options
 from vitkit.jobs.bench.table import Benchmark, Row, append, check_log
@@ -37,10 +37,14 @@ class Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "inference": Measure(inference.measure, ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled"),
-                         "a batch of images to logits; one image is latency"),
-    "training": Measure(training.measure, ("batch_size", "device", "dtype", "peer", "compiled"),
-                        "a training step with its optimiser"),
+    "inference": Measure(
+        inference.measure,
+        ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled"),
+        "a batch of images to logits; one image is latency",
+    ),
+    "training": Measure(
+        training.measure, ("batch_size", "device", "dtype", "peer", "compiled"), "a training step with its optimiser"
+    ),
     "loading": Measure(loading.measure, ("peer",), "a checkpoint file to a model"),
     "data": Measure(data.measure, ("peer", "data"), "image files to normalised batches, on one core"),
 }
@@ -57,8 +61,9 @@ def bench(what: Sequence[str], options: Options) -> Iterator[Benchmark]:
     for name in options.given():
         if not any(name in row.takes for row in rows):
             takers = [key for key, row in MEASURES.items() if name in row.takes]
-            raise ConfigError(f"{name} is for {' and '.join(takers)}; it means nothing to {' and '.join(what)}, so "
-                              f"leave it out.")
+            raise ConfigError(
+                f"{name} is for {' and '.join(takers)}; it means nothing to {' and '.join(what)}, so leave it out."
+            )
 
     check_type(options.place.type, options.type)
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from vitkit.data import Augment, EvalLoader, TrainLoader, decode
 from vitkit.data.base import Source
 from vitkit.data.folder import Files
+from vitkit.data.samples import PHOTOS as SAMPLES
+from vitkit.data.samples import sample_photo
 from vitkit.evaluation.predict import files
 from vitkit.jobs.bench.options import Options
 from vitkit.jobs.bench.table import Benchmark
@@ -30,8 +32,8 @@ from vitkit.model.config import InputSpec
 
 Transform = Callable[[Image.Image], Tensor]
 BATCH = 32
-PHOTOS = 64         # of a folder, at most
-CROP = 0.9          # timm's share for most of its ViTs
+PHOTOS = 64  # of a folder, at most
+CROP = 0.9  # timm's share for most of its ViTs
 
 
 def timm(spec: InputSpec, training: bool, jitter: float = 0.0) -> Transform:
@@ -43,8 +45,14 @@ def timm(spec: InputSpec, training: bool, jitter: float = 0.0) -> Transform:
         jitter: of the colours, in training.
     """
     transform: Transform = library("timm.data").create_transform(
-        spec.size, is_training=training, interpolation=spec.interpolation, crop_pct=spec.crop, mean=spec.mean,
-        std=spec.std, color_jitter=jitter or None)
+        spec.size,
+        is_training=training,
+        interpolation=spec.interpolation,
+        crop_pct=spec.crop,
+        mean=spec.mean,
+        std=spec.std,
+        color_jitter=jitter or None,
+    )
     return transform
 
 
@@ -57,8 +65,11 @@ def torchvision(spec: InputSpec, training: bool) -> Transform:
     """
     t = library("torchvision.transforms")
     filter_ = t.InterpolationMode(spec.interpolation)
-    first = [t.RandomResizedCrop(spec.size, interpolation=filter_), t.RandomHorizontalFlip()] if training else \
-        [t.Resize(int(spec.size[0] / spec.crop), interpolation=filter_), t.CenterCrop(spec.size)]
+    first = (
+        [t.RandomResizedCrop(spec.size, interpolation=filter_), t.RandomHorizontalFlip()]
+        if training
+        else [t.Resize(int(spec.size[0] / spec.crop), interpolation=filter_), t.CenterCrop(spec.size)]
+    )
     transform: Transform = t.Compose([*first, t.ToTensor(), t.Normalize(spec.mean, spec.std)])
     return transform
 
@@ -101,7 +112,7 @@ def theirs(paths: Sequence[Path], transform: Transform, look: Callable[[Tensor],
     found = []
     for start in range(0, len(paths), BATCH):
         out = []
-        for path in paths[start:start + BATCH]:
+        for path in paths[start : start + BATCH]:
             with open(path, "rb") as file:
                 out.append(transform(Image.open(file).convert("RGB")))
         found.append(look(torch.stack(out)))
@@ -116,10 +127,7 @@ def make_photos(folder: Path, count: int = BATCH) -> list[Path]:
         count: how many.
     """
     try:
-        from sklearn import datasets
-
-        sklearn: Any = datasets         # it has no types
-        whole = [Image.fromarray(array) for array in sklearn.load_sample_images().images]
+        whole = [sample_photo(name) for name in SAMPLES]
     except ImportError:
         slope = np.add.outer(np.arange(427), np.arange(640))[:, :, None] * (255 / 1066) * np.array([1, 0.8, 0.6])
         noise = np.random.default_rng(0).normal(0, 12, slope.shape)
@@ -154,8 +162,10 @@ def measure(options: Options) -> Iterator[Benchmark]:
         source = Files(Path(), [str(path) for path in paths], [0] * len(paths), ["photo"])
         width, height = np.mean([decode(source.raw(i), str(path)).size for i, path in enumerate(paths)], axis=0)
         which = f"{len(paths)} {'sample ' * (options.data is None)}photos of {width:.0f} x {height:.0f}"
-        ours: dict[str, Run] = {"evaluation": lambda: evaluation(source, spec),
-                                "random crops and flips": lambda: training(source, spec, Augment())}
+        ours: dict[str, Run] = {
+            "evaluation": lambda: evaluation(source, spec),
+            "random crops and flips": lambda: training(source, spec, Augment()),
+        }
         for title, run in ours.items():
             yield table(options, paths, spec, title, run, which)
 
@@ -180,5 +190,11 @@ def table(options: Options, paths: Sequence[Path], spec: InputSpec, title: str, 
             return lambda: theirs(paths, transform)
 
         found.add("peer", name, build)
-    return found.table(f"{title}, {which} to {spec.size[0]} px, processor time", len(paths), options.rounds,
-                       options.seconds, run="pass", clock=time.process_time)
+    return found.table(
+        f"{title}, {which} to {spec.size[0]} px, processor time",
+        len(paths),
+        options.rounds,
+        options.seconds,
+        run="pass",
+        clock=time.process_time,
+    )

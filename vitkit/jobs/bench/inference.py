@@ -19,8 +19,10 @@ from vitkit.model.vit import ViT
 from vitkit.speed.engines import ENGINES, chosen
 from vitkit.speed.exported import export, open_exported
 
-OURS = {"cpu": ("torch", "cpu-fused", "onnx", "openvino", "openvino-int8"),      # what is measured when nobody says
-        "cuda": ("torch", "compile", "cuda-fused", "fp8")}
+OURS = {
+    "cpu": ("torch", "cpu-fused", "onnx", "openvino", "openvino-int8"),  # what is measured when nobody says
+    "cuda": ("torch", "compile", "cuda-fused", "fp8"),
+}
 BATCHES = {"cpu": (1, 8), "cuda": (1, 256)}
 
 
@@ -47,7 +49,7 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
     model = ViT(c).eval().to(device, dtype)
 
     def on_batch(forward: Callable[[Tensor], Any]) -> Run:
-        x = torch.randn(batch, c.num_channels, *c.image_hw, device=device, dtype=dtype)    # its own: some mark it
+        x = torch.randn(batch, c.num_channels, *c.image_hw, device=device, dtype=dtype)  # its own: some mark it
 
         @torch.inference_mode()
         def run() -> Any:
@@ -56,12 +58,18 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         return run
 
     for name in dict.fromkeys(chosen(name, model) for name in ours):
-        found.add("ours", name, lambda name=name: on_batch(        # type: ignore[misc]
-            int8(model, 0) if name == "openvino-int8" else ENGINES[name].build(model)))
+        found.add(
+            "ours",
+            name,
+            lambda name=name: on_batch(  # type: ignore[misc]
+                int8(model, 0) if name == "openvino-int8" else ENGINES[name].build(model)
+            ),
+        )
     for r in options.merge or ():
         found.add("ours", f"openvino-int8, merge {r}", lambda r=r: on_batch(int8(model, r)))  # type: ignore[misc]
-    graph = device.type == "cuda" and batch == 1        # a single image is slow to launch: the peers' best is a graph
+    graph = device.type == "cuda" and batch == 1  # a single image is slow to launch: the peers' best is a graph
     for name in PEERS if options.peer is None else options.peer:
+
         def eager(name: str = name) -> Run:
             return on_batch(PEERS[name](c).eval().to(device, dtype))
 
@@ -73,8 +81,9 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         if options.compiling and name in found.runs:
             found.add("peer", f"{name}, compiled" + ", CUDA graph" * graph, compiled)
     found.add("limit", LIMIT, lambda: products(c, batch, device, dtype))
-    return found.table(f"{options.model}, batch {batch}, {device.type}, {options.precision}", batch, options.rounds,
-                       options.seconds)
+    return found.table(
+        f"{options.model}, batch {batch}, {device.type}, {options.precision}", batch, options.rounds, options.seconds
+    )
 
 
 def int8(model: ViT, merge: int) -> Callable[[Tensor], Tensor]:

@@ -6,7 +6,7 @@ import torch
 
 from vitkit.jobs.bench.turns import Run
 from vitkit.model.config import ViTConfig
-from vitkit.speed.recording import capture, warm_up
+from vitkit.speed.cuda_graphs import capture, warm_up
 
 LIMIT = "matrix products alone"
 
@@ -35,10 +35,10 @@ def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype,
     def run() -> None:
         for _layer in range(c.num_hidden_layers):
             for (n, m), w, dw in zip(sides, W, dW, strict=True):
-                torch.mm(x[n], w, out=y[m])                         # forward
+                torch.mm(x[n], w, out=y[m])  # forward
                 if backward:
-                    torch.mm(x[m], w.mT, out=y[n])                  # gradient of the layer's input
-                    torch.mm(x[n].mT, x[m], out=dw)                 # gradient of its weights
+                    torch.mm(x[m], w.mT, out=y[n])  # gradient of the layer's input
+                    torch.mm(x[n].mT, x[m], out=dw)  # gradient of its weights
 
     return run if device.type == "cpu" else graphed(run)
 
@@ -52,7 +52,7 @@ def graphed(run: Run) -> Run:
     warm_up(run)
     graph, _ = capture(run)
 
-    def replay(_kept: Run = run) -> None:           # a graph does not keep the tensors that it was given
+    def replay(_kept: Run = run) -> None:  # a graph does not keep the tensors that it was given
         graph.replay()
 
     return replay

@@ -50,7 +50,7 @@ def by_timm(path: Path, c: ViTConfig) -> Load:
     return run
 
 
-LOADERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Load]]] = {   # peer -> dialect of its files, how it loads
+LOADERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Load]]] = {  # peer -> dialect of its files, how it loads
     "transformers": ("huggingface", by_transformers),
     "timm": ("timm", by_timm),
 }
@@ -82,6 +82,7 @@ def reading(loading: Load) -> Run:
     Args:
         loading: gives the model.
     """
+
     @torch.no_grad()
     def run() -> nn.Module:
         model = loading()
@@ -111,5 +112,11 @@ def measure(options: Options) -> Iterator[Benchmark]:
             for other in options.peer or ():
                 if other not in LOADERS:
                     found.note(other, "has no way of its own to load a file of weights.")
-            yield found.table(f"{options.model}, loading, {dialect} file", 1, options.rounds, options.seconds,
-                              unit="loads/s", run="load")
+            yield found.table(
+                f"{options.model}, loading, {dialect} file",
+                1,
+                options.rounds,
+                options.seconds,
+                unit="loads/s",
+                run="load",
+            )

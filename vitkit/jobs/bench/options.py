@@ -49,15 +49,19 @@ class Options:
     def __post_init__(self) -> None:
         try:
             known = self.place.type in DEVICES and (self.place.type == "cpu" or torch.cuda.is_available())
-        except RuntimeError:            # torch's own word for a name that it does not know
+        except RuntimeError:  # torch's own word for a name that it does not know
             known = False
         if not known:
             raise ConfigError(f"device must be cpu or cuda, and there; got {self.device!r}.")
         if min(self.rounds, *(self.batch_size or ()), *(self.merge or ()), 1) < 1:
-            raise ConfigError(f"batch_size, merge and rounds must be at least 1; got {self.batch_size}, {self.merge} "
-                              f"and {self.rounds}.")
-        if not isinstance(kind := getattr(torch, self.dtype or "float32", None), torch.dtype) \
-                or not kind.is_floating_point:
+            raise ConfigError(
+                f"batch_size, merge and rounds must be at least 1; got {self.batch_size}, {self.merge} "
+                f"and {self.rounds}."
+            )
+        if (
+            not isinstance(kind := getattr(torch, self.dtype or "float32", None), torch.dtype)
+            or not kind.is_floating_point
+        ):
             raise ConfigError(f"dtype must be a floating-point type of torch, such as float32; got {self.dtype!r}.")
         for name in self.engine or ():
             pick(ENGINES, name, "engine")

@@ -57,8 +57,10 @@ class Benchmark:
     def markdown(self) -> str:
         """The table as docs/log.md holds it."""
         against = f"against {self.best_peer}" if self.best_peer else "against the best peer"
-        lines = [f"| {self.title} | {self.unit} | ms a {self.run} | {against} (smallest to largest) |",
-                 "|---|---|---|---|"]
+        lines = [
+            f"| {self.title} | {self.unit} | ms a {self.run} | {against} (smallest to largest) |",
+            "|---|---|---|---|",
+        ]
         for row in self.rows:
             ratio = "" if row.ratio is None else f"{row.ratio[0]:.2f}x ({row.ratio[1]:.2f} to {row.ratio[2]:.2f})"
             name = {"ours": f"**vitkit {row.name}**", "peer": row.name, "limit": f"limit: {row.name}"}[row.kind]
@@ -74,8 +76,11 @@ def machine(device: torch.device, load: float) -> str:
         device: what computed.
         load: of the machine, before.
     """
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else \
-        f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    what = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    )
     return f"{what}, torch {torch.__version__}, load {load:.1f} before"
 
 

@@ -20,7 +20,7 @@ from vitkit.jobs.bench.table import Benchmark
 from vitkit.jobs.bench.turns import Contenders, Run
 from vitkit.jobs.peers import PEERS
 from vitkit.model.vit import ViT
-from vitkit.speed.training import Lean
+from vitkit.speed.training import TrainingForward
 
 BATCH = {"cpu": 8, "cuda": 256}
 
@@ -33,12 +33,20 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """
     kernels = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
-    return torch.optim.AdamW([{"params": kernels, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-                             lr=1e-4, fused=True)
+    return torch.optim.AdamW(
+        [{"params": kernels, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-4, fused=True
+    )
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, dtype: torch.dtype,
-            compiled: bool = False, mode: str | None = None) -> Run:
+def step_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    dtype: torch.dtype,
+    compiled: bool = False,
+    mode: str | None = None,
+) -> Run:
     """One training step.
 
     Args:
@@ -59,7 +67,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Te
         F.cross_entropy(logits.float(), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)       # at the end: whoever waits for its turn holds no gradients
+        optimizer.zero_grad(set_to_none=True)  # at the end: whoever waits for its turn holds no gradients
 
     return step
 
@@ -90,11 +98,11 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
 
     def add(kind: str, name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         found.add(kind, name, lambda: step_of(model, optimizer, x, y, dtype))
-        if options.compiling and name in found.runs:            # the same weights: compiling changes none of them
+        if options.compiling and name in found.runs:  # the same weights: compiling changes none of them
             found.add(kind, f"{name}, compiled", lambda: step_of(model, optimizer, x, y, dtype, compiled=True))
 
     lean, plain = ViT(c).to(device), ViT(c).to(device)
-    add("ours", "lean", Lean(lean, graph=True), adamw(lean))        # as a run of one process has it
+    add("ours", "lean", TrainingForward(lean, graph=True), adamw(lean))  # as a run of one process has it
     add("ours", "plain", plain, adamw(plain))
     for name in PEERS if options.peer is None else options.peer:
         try:
@@ -104,5 +112,10 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         else:
             add("peer", name, theirs, adamw(theirs))
     found.add("limit", LIMIT, lambda: products(c, batch, device, dtype, backward=True))
-    return found.table(f"{options.model}, training, batch {batch}, {device.type}, {options.precision}", batch,
-                       options.rounds, options.seconds, run="step")
+    return found.table(
+        f"{options.model}, training, batch {batch}, {device.type}, {options.precision}",
+        batch,
+        options.rounds,
+        options.seconds,
+        run="step",
+    )

@@ -30,9 +30,9 @@ class Contenders:
     """
 
     def __init__(self, device: torch.device) -> None:
-        gc.collect()                                # the models of the table before
+        gc.collect()  # the models of the table before
         self.device = device
-        self.load = os.getloadavg()[0]              # before building: compiling and exporting are loads of our own
+        self.load = os.getloadavg()[0]  # before building: compiling and exporting are loads of our own
         self.runs: dict[str, Run] = {}
         self.kinds: dict[str, str] = {}
         self.notes: list[str] = []
@@ -47,7 +47,7 @@ class Contenders:
         """
         try:
             run = build()
-            run()                                   # a compiler, a memory's end: some fail here, not when built
+            run()  # a compiler, a memory's end: some fail here, not when built
         except (VitkitError, ImportError, OSError, RuntimeError) as error:
             self.note(name, (str(error).strip() or type(error).__name__).splitlines()[0])
             return
@@ -57,8 +57,17 @@ class Contenders:
         """Say of a contender why it does not take part."""
         self.notes.append(f"{name}: {why}")
 
-    def table(self, title: str, work: int, rounds: int, seconds: float, *, unit: str = "images/s", run: str = "batch",
-              clock: Clock = time.perf_counter) -> Benchmark:
+    def table(
+        self,
+        title: str,
+        work: int,
+        rounds: int,
+        seconds: float,
+        *,
+        unit: str = "images/s",
+        run: str = "batch",
+        clock: Clock = time.perf_counter,
+    ) -> Benchmark:
         """Measure all of them.
 
         Args:
@@ -76,13 +85,22 @@ class Contenders:
         middle = {name: statistics.median(values) for name, values in took.items()}
         peers = [name for name, kind in self.kinds.items() if kind == "peer"]
         best = min(peers, key=lambda name: middle[name], default="")
-        rows = [Row(name, self.kinds[name], work / middle[name], 1e3 * middle[name],
-                    ratio(took[best], values) if best else None) for name, values in took.items()]
+        rows = [
+            Row(
+                name,
+                self.kinds[name],
+                work / middle[name],
+                1e3 * middle[name],
+                ratio(took[best], values) if best else None,
+            )
+            for name, values in took.items()
+        ]
         return Benchmark(title, tuple(rows), best, tuple(self.notes), machine(self.device, self.load), unit, run)
 
 
-def alternate(runs: dict[str, Run], rounds: int, seconds: float, device: torch.device,
-              clock: Clock = time.perf_counter) -> dict[str, list[float]]:
+def alternate(
+    runs: dict[str, Run], rounds: int, seconds: float, device: torch.device, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of one run of each contender in each round, all of them taking one turn a round.
 
     Args:
@@ -92,6 +110,7 @@ def alternate(runs: dict[str, Run], rounds: int, seconds: float, device: torch.d
         device: waited for, before and after a turn.
         clock: seconds since some moment.
     """
+
     def turn(run: Run, times: int) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -104,12 +123,12 @@ def alternate(runs: dict[str, Run], rounds: int, seconds: float, device: torch.d
 
     times = {}
     for name, run in runs.items():
-        turn(run, 1)                                                # choosing kernels, filling caches
+        turn(run, 1)  # choosing kernels, filling caches
         times[name] = max(1, round(seconds / max(turn(run, 1), 1e-6)))
     found: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
     for n in range(rounds):
-        for name in order[n % len(order):] + order[:n % len(order)]:
+        for name in order[n % len(order) :] + order[: n % len(order)]:
             found[name].append(turn(runs[name], times[name]))
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 
-class Names(Sequence[str]):
+class StringTable(Sequence[str]):
     """A read-only sequence of strings.
 
     Args:
@@ -41,7 +41,7 @@ class Names(Sequence[str]):
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i %= len(self)
-        start, stop = self._borders.numpy()[i:i + 2]
+        start, stop = self._borders.numpy()[i : i + 2]
         return self._text.numpy()[start:stop].tobytes().decode("utf-8", "surrogateescape")
 
     @property
@@ -51,7 +51,7 @@ class Names(Sequence[str]):
 
     def buffers(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
         """The text and its borders, as they are hashed for a fingerprint."""
-        return self._text.numpy()[:int(self._borders[-1])], self._borders.numpy()
+        return self._text.numpy()[: int(self._borders[-1])], self._borders.numpy()
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 log = logging.getLogger("vitkit")
 
-ISA = "ONEDNN_MAX_CPU_ISA"      # oneDNN's own switch; torch, OpenVINO and ONNX Runtime compute with that library
+ISA = "ONEDNN_MAX_CPU_ISA"  # oneDNN's own switch; torch, OpenVINO and ONNX Runtime compute with that library
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
@@ -37,8 +37,9 @@ def check_instructions() -> None:
         return
     if subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode < 0:
         os.environ[ISA] = "AVX512_CORE_FP16"
-        log.warning("This machine names AMX instructions but cannot run them; they are not used (%s=%s).", ISA,
-                    os.environ[ISA])
+        log.warning(
+            "This machine names AMX instructions but cannot run them; they are not used (%s=%s).", ISA, os.environ[ISA]
+        )
 
 
 def has_amx() -> bool:

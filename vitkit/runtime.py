@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vitkit.cpu_features import check_type
 from vitkit.errors import ConfigError, MissingDependency, VitkitError, pick
-from vitkit.instructions import check_type
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor, nn
 
 T = TypeVar("T")
 
-PRECISIONS: dict[str, str | None] = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}    # -> torch's name
-TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}                              # -> accelerate's class
+PRECISIONS: dict[str, str | None] = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}  # -> torch's name
+TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}  # -> accelerate's class
 
 
-class Engine:
+class Runtime:
     """Where the work runs, with how many processes, and in which precision.
 
     Args:
@@ -62,7 +61,7 @@ class Engine:
         return self.rank == 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Computes in the engine's precision inside."""
+        """Computes in the runtime's precision inside."""
         import torch
 
         name = PRECISIONS[self.precision]
@@ -130,16 +129,6 @@ class Engine:
         dist.all_gather_object(found, value)
         return found
 
-    def gather_rows(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The rows of all processes, one after the other; each may have another number of them.
-
-        Args:
-            rows: this process's rows, along the first axis.
-        """
-        import numpy as np
-
-        return rows if self._accelerator is None else np.concatenate(self.gather(rows))
-
     def on_main(self, work: Callable[[], T]) -> T:
         """Do something once, and give its result to all; a mistake of the user's is raised in all of them.
 
@@ -189,7 +178,7 @@ def tracker(name: str, project: str, folder: str, run: str) -> Any:
         from accelerate import PartialState, tracking  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingDependency(f"--tracker {name} needs {error.name or name}: pip install 'vitkit[track]'") from error
-    PartialState()                  # the trackers ask it which process they are in
+    PartialState()  # the trackers ask it which process they are in
     if name == "wandb":
         found = getattr(tracking, kind)(project, name=run, dir=folder)
     else:
@@ -219,4 +208,4 @@ def _accelerator(cpu: bool) -> Any:
         from accelerate import Accelerator
     except ImportError as error:
         raise MissingDependency("Several processes need accelerate: pip install accelerate") from error
-    return Accelerator(cpu=cpu, mixed_precision="no")       # precision is ours: the same code for one process and many
+    return Accelerator(cpu=cpu, mixed_precision="no")  # precision is ours: the same code for one process and many

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vitkit.errors import CannotExpress
 from vitkit.model.config import ViTConfig
 
-PROPERTIES: dict[str, Callable[[ViTConfig], bool]] = {         # what a model may be
+PROPERTIES: dict[str, Callable[[ViTConfig], bool]] = {  # what a model may be
     "no class token": lambda c: not c.class_token,
     "mean pooling beside a class token": lambda c: c.class_token and c.pool == "mean",
     "a LayerNorm after the mean": lambda c: c.norm_after_pool,
@@ -29,21 +29,21 @@ PROPERTIES: dict[str, Callable[[ViTConfig], bool]] = {         # what a model ma
 COLUMNS = ("native", "huggingface", "timm", "torchvision", "google", "dinov2", "dinov2-hf", "course")
 EXPRESSES: dict[str, str] = {
     #                                      nat hf  tim tv  goo din dhf cou
-    "no class token":                     " x   -   x   -   x   -   -   - ",
-    "mean pooling beside a class token":  " x   -   x   -   -   -   -   - ",
-    "a LayerNorm after the mean":         " x   -   x   -   -   -   -   - ",
-    "no head":                            " x   x   x   -   x   x   x   - ",
-    "a head":                             " x   x   x   x   x   -   -   x ",
-    "pre-logits without a head":          " x   x   -   -   x   -   -   - ",
-    "pre-logits under a head":            " x   -   -   x   x   -   -   - ",
-    "layer scale":                        " x   -   x   -   -   x   x   - ",
-    "no layer scale":                     " x   x   x   x   x   x   -   x ",
-    "register tokens":                    " x   -   x   -   -   x   x   - ",
-    "q, k, v without bias":               " x   x   x   -   -   x   x   - ",
-    "pruned heads":                       " x   x   -   -   -   -   -   - ",
-    "a non-square image":                 " x   x   x   -   x   -   -   - ",
-    "channels other than three":          " x   x   x   -   x   x   x   x ",
-    "an MLP of no whole multiple":        " x   x   x   x   x   x   -   x ",
+    "no class token": " x   -   x   -   x   -   -   - ",
+    "mean pooling beside a class token": " x   -   x   -   -   -   -   - ",
+    "a LayerNorm after the mean": " x   -   x   -   -   -   -   - ",
+    "no head": " x   x   x   -   x   x   x   - ",
+    "a head": " x   x   x   x   x   -   -   x ",
+    "pre-logits without a head": " x   x   -   -   x   -   -   - ",
+    "pre-logits under a head": " x   -   -   x   x   -   -   - ",
+    "layer scale": " x   -   x   -   -   x   x   - ",
+    "no layer scale": " x   x   x   x   x   x   -   x ",
+    "register tokens": " x   -   x   -   -   x   x   - ",
+    "q, k, v without bias": " x   x   x   -   -   x   x   - ",
+    "pruned heads": " x   x   -   -   -   -   -   - ",
+    "a non-square image": " x   x   x   -   x   -   -   - ",
+    "channels other than three": " x   x   x   -   x   x   x   x ",
+    "an MLP of no whole multiple": " x   x   x   x   x   x   -   x ",
 }
 
 
@@ -69,5 +69,7 @@ def check_expressible(config: ViTConfig, dialect: str) -> None:
     """
     if names := cannot(config, dialect):
         fits = [other for other in COLUMNS if not cannot(config, other)]
-        raise CannotExpress(f"The {dialect} dialect cannot express {', '.join(names)}, which this model has. "
-                            f"Dialects that can: {', '.join(fits)}.")
+        raise CannotExpress(
+            f"The {dialect} dialect cannot express {', '.join(names)}, which this model has. "
+            f"Dialects that can: {', '.join(fits)}."
+        )

@@ -23,13 +23,15 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
     Returns:
         What `vitkit train --dry-run` prints, by name.
     """
-    recipe, shares, total = ready.recipe, ready.shares, ready.recipe.total(len(ready.train))
+    recipe, split, total = ready.recipe, ready.split, ready.recipe.total(len(ready.train))
     seconds, activations = _measure(ready)
     weights = sum(p.numel() * 4 for p in ready.model.parameters())
     trained = ready.info["trained"] * 4
     moments = trained * (2 if recipe.optimizer == "adamw" else 1)
-    points = {step: lr_at(recipe, step, total)
-              for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})}
+    points = {
+        step: lr_at(recipe, step, total)
+        for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})
+    }
     return {
         "data": ready.info["data"],
         "recipe": ready.info["recipe_name"],
@@ -38,31 +40,48 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
         "image_size": ready.model.config.image_size,
         "steps": total,
         "epochs": total * recipe.batch_size / len(ready.train),
-        "batch": {"images": recipe.batch_size, "processes": ready.engine.ranks, "each": shares.process,
-                  "micro": shares.micro, "accumulated": shares.count},
+        "batch": {
+            "images": recipe.batch_size,
+            "processes": ready.runtime.ranks,
+            "each": split.process,
+            "micro": split.micro,
+            "accumulated": split.count,
+        },
         "optimizer": recipe.optimizer,
         "lr": points,
         "warmup": recipe.warmup_steps(total),
         "precision": ready.settings.precision,
-        "device": str(ready.engine.device),
-        "memory": {"weights": weights, "gradients": trained, "moments": moments,
-                   "average": weights if recipe.ema is not None else 0, "activations": activations,
-                   "all": weights + trained + moments + activations + (weights if recipe.ema is not None else 0)},
-        "seconds_per_step": seconds * shares.count,
-        "hours": seconds * shares.count * total / 3600,
+        "device": str(ready.runtime.device),
+        "memory": {
+            "weights": weights,
+            "gradients": trained,
+            "moments": moments,
+            "average": weights if recipe.ema is not None else 0,
+            "activations": activations,
+            "all": weights + trained + moments + activations + (weights if recipe.ema is not None else 0),
+        },
+        "seconds_per_step": seconds * split.count,
+        "hours": seconds * split.count * total / 3600,
         "notes": list(ready.notes),
     }
 
 
 def _measure(ready: Prepared) -> tuple[float, int]:
     """Seconds of one micro-batch, forward and backward, and the bytes that it keeps for the way back."""
-    model, recipe, engine, shares = ready.model, ready.recipe, ready.engine, ready.shares
-    loader = TrainLoader(ready.train, model.input_spec, recipe.augment,
-                         batch_size=max(shares.micro, 1 + bool(recipe.mix)), seed=ready.settings.seed,
-                         mix=recipe.mix, workers=0, device=engine.device,
-                         bad_images=ready.settings.bad_images)
+    model, recipe, runtime, split = ready.model, ready.recipe, ready.runtime, ready.split
+    loader = TrainLoader(
+        ready.train,
+        model.input_spec,
+        recipe.augment,
+        batch_size=max(split.micro, 1 + bool(recipe.mix)),
+        seed=ready.settings.seed,
+        mix=recipe.mix,
+        workers=0,
+        device=runtime.device,
+        bad_images=ready.settings.bad_images,
+    )
     batch = next(loader.batches(0, 1))
-    model.to(engine.device).train()
+    model.to(runtime.device).train()
     model.gradient_checkpointing = ready.settings.checkpointing
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -75,7 +94,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
 
     began = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        with engine.autocast():
+        with runtime.autocast():
             logits = model(batch.pixels)
         loss = LOSSES[recipe.loss](logits.float(), batch, recipe.label_smoothing, bool(recipe.mix)).mean()
     loss.backward()

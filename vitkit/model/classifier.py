@@ -13,7 +13,7 @@ from vitkit.model.config import InputSpec
 
 
 @runtime_checkable
-class Predictor(Protocol):
+class Classifier(Protocol):
     """Pixels [B, C, H, W], normalised as `input_spec` says, to logits [B, K]; `input_spec` also names the classes."""
 
     input_spec: InputSpec
@@ -23,14 +23,14 @@ class Predictor(Protocol):
         ...
 
 
-def device_of(predictor: Predictor) -> torch.device:
+def device_of(predictor: Classifier) -> torch.device:
     """Where the predictor's weights are; the CPU for one that holds no torch weights."""
     first = next(predictor.parameters(), None) if isinstance(predictor, nn.Module) else None
     return first.device if first is not None else torch.device("cpu")
 
 
 @contextmanager
-def evaluating(predictor: Predictor) -> Iterator[None]:
+def evaluating(predictor: Classifier) -> Iterator[None]:
     """Inside, nothing is random and nothing is kept for gradients; the predictor leaves as it came."""
     was = predictor.training if isinstance(predictor, nn.Module) else False
     if isinstance(predictor, nn.Module) and was:

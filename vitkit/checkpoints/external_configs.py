@@ -15,13 +15,31 @@ from typing import Any
 from vitkit.errors import CannotExpress, ConfigError, UnreadableFile
 from vitkit.model.config import InputSpec, ViTConfig, variant
 
-SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob",
-        "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps", "image_size", "patch_size",
-        "num_channels", "qkv_bias", "pruned_heads", "chunk_size_feed_forward")
-OURS = ("position_resize", "pad_input", "drop_path_rate")          # no word in transformers' ViTConfig
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-               "gelu_python": "gelu"}
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}         # Pillow's numbers
+SAME = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    "pruned_heads",
+    "chunk_size_feed_forward",
+)
+OURS = ("position_resize", "pad_input", "drop_path_rate")  # no word in transformers' ViTConfig
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+}
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 Fields = dict[str, Any]
 
 
@@ -37,7 +55,7 @@ def read_beside(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | Non
 
     Raises:
         UnreadableFile: JSON of another kind.
-        CannotExpress: an architecture that the engine does not have.
+        CannotExpress: an architecture that the model does not have.
     """
     try:
         return _read_timm(config) if "architecture" in config else _read_transformers(config, preprocessor)
@@ -52,7 +70,7 @@ def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any
     own = config.get("vitkit")
     if isinstance(own, Mapping):
         spec |= {name: own[name] for name in ("channels", "backend") if name in own}
-        exact = own.get("crop")       # a number of pixels does not tell the share that it came from
+        exact = own.get("crop")  # a number of pixels does not tell the share that it came from
         if spec.get("resize") == "crop" and exact and _edge(spec["size"], exact) == _edge(spec["size"], spec["crop"]):
             spec["crop"] = exact
     return read_config(config), spec
@@ -63,8 +81,9 @@ def read_config(values: Mapping[str, Any]) -> Fields:
     fields = {name: values[name] for name in SAME if values.get(name) is not None}
     if act := values.get("hidden_act"):
         if act not in ACTIVATIONS:
-            raise CannotExpress(f"config.json has hidden_act={act!r}, which vitkit does not run; it has "
-                                f"{', '.join(ACTIVATIONS)}.")
+            raise CannotExpress(
+                f"config.json has hidden_act={act!r}, which vitkit does not run; it has {', '.join(ACTIVATIONS)}."
+            )
         fields["hidden_act"] = ACTIVATIONS[act]
     if values.get("pooler_act", "tanh") != "tanh":
         raise CannotExpress(f"config.json has pooler_act={values['pooler_act']!r}; vitkit's pre-logits are tanh's.")
@@ -72,8 +91,10 @@ def read_config(values: Mapping[str, Any]) -> Fields:
         if values.get("use_swiglu_ffn"):
             raise CannotExpress("config.json has use_swiglu_ffn=true: a SwiGLU MLP, which vitkit does not run.")
         fields["intermediate_size"] = int(values.get("hidden_size", 768) * values.get("mlp_ratio", 4))
-        fields |= {"layer_scale": float(values.get("layerscale_value", 1.0)),
-                   "drop_path_rate": values.get("drop_path_rate", 0.0)}
+        fields |= {
+            "layer_scale": float(values.get("layerscale_value", 1.0)),
+            "drop_path_rate": values.get("drop_path_rate", 0.0),
+        }
         if values["model_type"] == "dinov2_with_registers":
             fields["num_register_tokens"] = values.get("num_register_tokens", 4)
     if isinstance(values.get("id2label"), Mapping):
@@ -105,7 +126,7 @@ def unique(names: tuple[str, ...]) -> tuple[str, ...]:
 def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
     cfg = values.get("pretrained_cfg") or values
     fields: Fields = {}
-    with contextlib.suppress(ConfigError):        # an architecture without a row: heads are told from the width
+    with contextlib.suppress(ConfigError):  # an architecture without a row: heads are told from the width
         fields["num_attention_heads"] = variant(str(values["architecture"])).num_attention_heads
     if "num_classes" in values:
         fields["num_classes"] = values["num_classes"]
@@ -132,6 +153,7 @@ def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
 
 def read_preprocessor(values: Mapping[str, Any]) -> Fields:
     """The fields of InputSpec that a preprocessor_config.json gives."""
+
     def sides(size: Any) -> tuple[int, int]:
         return (size["height"], size["width"]) if isinstance(size, Mapping) else (size, size)
 
@@ -156,8 +178,9 @@ def read_preprocessor(values: Mapping[str, Any]) -> Fields:
             edge = int(size["shortest_edge"])
             spec |= {"resize": "crop", "crop": 1.0, "size": (edge, edge)}
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableFile(f"preprocessor_config.json cannot be understood ({error!r}); correct or remove "
-                             f"it.") from None
+        raise UnreadableFile(
+            f"preprocessor_config.json cannot be understood ({error!r}); correct or remove it."
+        ) from None
     return spec
 
 
@@ -176,8 +199,11 @@ def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
     """The config.json with which transformers loads the weights."""
     values: Fields = {name: getattr(config, name) for name in SAME if name != "pruned_heads"}
     values["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}[config.hidden_act]
-    ours = {name: getattr(config, name) for name in OURS} | {"channels": spec.channels, "backend": spec.backend,
-                                                             "crop": spec.crop}
+    ours = {name: getattr(config, name) for name in OURS} | {
+        "channels": spec.channels,
+        "backend": spec.backend,
+        "crop": spec.crop,
+    }
     if config.pruned_heads:
         values["pruned_heads"] = {str(layer): list(heads) for layer, heads in config.pruned_heads}
     if not config.chunk_size_feed_forward:
@@ -185,21 +211,31 @@ def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
     if dialect == "dinov2-hf":
         registers = config.num_register_tokens
         del values["intermediate_size"]
-        values |= {"architectures": ["Dinov2WithRegistersModel" if registers else "Dinov2Model"],
-                   "model_type": "dinov2_with_registers" if registers else "dinov2",
-                   "mlp_ratio": config.intermediate_size // config.hidden_size,
-                   "layerscale_value": config.layer_scale, "drop_path_rate": config.drop_path_rate,
-                   "use_swiglu_ffn": False}
+        values |= {
+            "architectures": ["Dinov2WithRegistersModel" if registers else "Dinov2Model"],
+            "model_type": "dinov2_with_registers" if registers else "dinov2",
+            "mlp_ratio": config.intermediate_size // config.hidden_size,
+            "layerscale_value": config.layer_scale,
+            "drop_path_rate": config.drop_path_rate,
+            "use_swiglu_ffn": False,
+        }
         if registers:
             values["num_register_tokens"] = registers
     else:
         kind = "ViTForImageClassification" if config.num_classes else "ViTModel"
-        values |= {"architectures": [kind], "model_type": "vit", "encoder_stride": config.patch_size,
-                   "pooler_act": "tanh", "pooler_output_size": config.hidden_size}
+        values |= {
+            "architectures": [kind],
+            "model_type": "vit",
+            "encoder_stride": config.patch_size,
+            "pooler_act": "tanh",
+            "pooler_output_size": config.hidden_size,
+        }
         if config.num_classes:
             names = spec.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
-            values |= {"id2label": {str(i): name for i, name in enumerate(names)},
-                       "label2id": {name: i for i, name in enumerate(names)}}
+            values |= {
+                "id2label": {str(i): name for i, name in enumerate(names)},
+                "label2id": {name: i for i, name in enumerate(names)},
+            }
     return {**values, "vitkit": ours}
 
 
@@ -209,15 +245,25 @@ def write_preprocessor(spec: InputSpec) -> Fields:
     kind = "ViTImageProcessor" if spec.resize == "squash" else "BitImageProcessor"
     values: Fields = {
         "image_processor_type": kind + ("Fast" if spec.backend == "tensor" else ""),
-        "do_resize": True, "resample": numbers[spec.interpolation], "do_rescale": True, "rescale_factor": 1 / 255,
-        "do_normalize": True, "image_mean": list(spec.mean), "image_std": list(spec.std),
+        "do_resize": True,
+        "resample": numbers[spec.interpolation],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(spec.mean),
+        "image_std": list(spec.std),
     }
     height, width = spec.size
     box = {"height": height, "width": width}
     if spec.resize == "squash":
         return {**values, "size": box}
-    return {**values, "size": {"shortest_edge": _edge(spec.size, spec.crop)}, "do_center_crop": True, "crop_size": box,
-            "do_convert_rgb": spec.channels == "rgb"}
+    return {
+        **values,
+        "size": {"shortest_edge": _edge(spec.size, spec.crop)},
+        "do_center_crop": True,
+        "crop_size": box,
+        "do_convert_rgb": spec.channels == "rgb",
+    }
 
 
 def spec_of(config: ViTConfig, fields: Mapping[str, Any]) -> InputSpec:
@@ -227,8 +273,7 @@ def spec_of(config: ViTConfig, fields: Mapping[str, Any]) -> InputSpec:
     channels = fields.get("channels", base.channels)
     for name in ("mean", "std"):
         given = tuple(fields.get(name, ()))
-        if given and len(given) != config.num_channels:       # statistics of other channels: their mean, once a channel
+        if given and len(given) != config.num_channels:  # statistics of other channels: their mean, once a channel
             fields[name] = (round(sum(given) / len(given), 6),) * config.num_channels
             channels = base.channels
     return dataclasses.replace(base, **{**fields, "channels": channels})
-

@@ -14,20 +14,21 @@ from torch import Tensor
 from vitkit.data.augment import Augment, augment, augment_many, takes_many
 from vitkit.data.base import Source
 from vitkit.data.decode import decode
-from vitkit.data.order import Array, rngs
+from vitkit.data.order import rngs
 from vitkit.data.preprocess import pixels, planes
 from vitkit.errors import BadImage
 from vitkit.model.config import InputSpec
+from vitkit.types import Array
 
-Row = tuple[int, int]                        # epoch, index in the source
-Bad = tuple[int, str]                        # position in a piece, the error's sentence
+Row = tuple[int, int]  # epoch, index in the source
+Bad = tuple[int, str]  # position in a piece, the error's sentence
 
-PIECE = 32             # images that a worker makes at a time: few, so that the last ones keep every worker busy
-TINY_PIECE = 128       # the same for tiny images in memory: handing over a piece costs the same however small it is
-TINY = 4096            # bytes of such an image, at most
+PIECE = 32  # images that a worker makes at a time: few, so that the last ones keep every worker busy
+TINY_PIECE = 128  # the same for tiny images in memory: handing over a piece costs the same however small it is
+TINY = 4096  # bytes of such an image, at most
 
 
-class Rows:
+class SampleWorker:
     """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out).
 
     Args:
@@ -64,7 +65,7 @@ class Rows:
         bad: list[Bad] = []
         good = 0
         if self.how is not None and self.tiny:
-            with contextlib.suppress(BadImage):         # one is bad: which one, the loop below finds out
+            with contextlib.suppress(BadImage):  # one is bad: which one, the loop below finds out
                 raws = [self.source.raw(index) for _, index in rows]
                 if takes_many(self.how, self.spec, raws):
                     return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 
 from vitkit.checkpoints import load
-from vitkit.model.predictor import Predictor
+from vitkit.model.classifier import Classifier
 from vitkit.speed.exported import is_exported, open_exported
 
 
-def open_predictor(source: str | Path, device: torch.device | str = "cpu", *,
-                   image_size: int | tuple[int, int] | None = None, **overrides: Any) -> Predictor:
+def open_model(
+    source: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    **overrides: Any,
+) -> Classifier:
     """Open what predicts.
 
     Args:

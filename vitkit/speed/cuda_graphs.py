@@ -1,4 +1,4 @@
-"""Work as CUDA graphs, which saves the time between kernels: anything (`capture`), or a training step (Recording)."""
+"""Work as CUDA graphs, which saves the time between kernels: anything (`capture`), or a training step (GraphedStep)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def capture(work: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CU
     return graph, result
 
 
-class Recording:
+class GraphedStep:
     """Forward and backward for pixels of one shape as CUDA graphs; random numbers go on as if nothing had happened.
 
     torch's own `make_graphed_callables` records with the parameters themselves, and fails where somebody still holds
@@ -88,20 +88,20 @@ class Recording:
 
 
 class Replay(torch.autograd.Function):
-    """A recording's logits, and its gradients to the parameters that it was made of."""
+    """A graphed's logits, and its gradients to the parameters that it was made of."""
 
     @staticmethod
-    def forward(ctx: Context, recording: Recording, x: Tensor, *_: Tensor) -> Tensor:
+    def forward(ctx: Context, graphed: GraphedStep, x: Tensor, *_: Tensor) -> Tensor:
         """Logits [B, K]."""
-        ctx.recording = recording
-        recording.x.copy_(x)
-        recording.ahead.replay()
-        return recording.logits.detach()
+        ctx.graphed = graphed
+        graphed.x.copy_(x)
+        graphed.ahead.replay()
+        return graphed.logits.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the parameters; pixels get none."""
-        ctx.recording.gradient.copy_(gradient)
-        ctx.recording.back.replay()
-        return None, None, *(None if g is None else g.detach() for g in ctx.recording.gradients)
+        ctx.graphed.gradient.copy_(gradient)
+        ctx.graphed.back.replay()
+        return None, None, *(None if g is None else g.detach() for g in ctx.graphed.gradients)

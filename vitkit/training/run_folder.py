@@ -29,7 +29,7 @@ from vitkit.errors import ConfigError, OutputError, UnreadableFile
 if TYPE_CHECKING:
     from vitkit.model.vit import ViT
 
-KINDS = ("best", "last", "ema")     # a run's checkpoints
+KINDS = ("best", "last", "ema")  # a run's checkpoints
 
 
 def environment() -> dict[str, Any]:
@@ -40,8 +40,14 @@ def environment() -> dict[str, Any]:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             packages[name] = None
-    return {"python": platform.python_version(), "platform": platform.platform(), "packages": packages,
-            "cpus": os.cpu_count(), "threads": os.environ.get("OMP_NUM_THREADS"), "command": sys.argv}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "cpus": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "command": sys.argv,
+    }
 
 
 class RunFolder:
@@ -106,8 +112,9 @@ class RunFolder:
         try:
             return cls(path, json.loads((path / "run.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise UnreadableFile(f"Expected a run folder with a run.json at {path}; there is none that can be read."
-                                 ) from error
+            raise UnreadableFile(
+                f"Expected a run folder with a run.json at {path}; there is none that can be read."
+            ) from error
 
     def check(self, info: Mapping[str, Any]) -> None:
         """Refuse to go on where what decides the result differs from what the run was started with."""
@@ -115,8 +122,10 @@ class RunFolder:
         for name in new:
             if old.get(name) != new[name]:
                 difference = describe_difference(name, old.get(name), new[name])
-                raise ConfigError(f"{self.path} was started with {difference}; "
-                                  f"resume with what it had, or start another run with --out.")
+                raise ConfigError(
+                    f"{self.path} was started with {difference}; "
+                    f"resume with what it had, or start another run with --out."
+                )
 
     def weights(self, which: str | None = None) -> Path:
         """The checkpoint that the folder means.
@@ -202,3 +211,20 @@ def describe_difference(name: str, old: Any, new: Any) -> str:
         return f"another {name} ({'; '.join(parts)}{'; ...' if len(keys) > 4 else ''})"
     short = [text if len(text) < 60 else text[:57] + "..." for text in (json.dumps(old), json.dumps(new))]
     return f"{name} {short[0]}, not {short[1]}"
+
+
+def flatten(values: Mapping[str, Any], separator: str = ".", before: str = "") -> dict[str, Any]:
+    """Turn nested mappings into one: {"a": {"b": 1}} -> {"a.b": 1}. Values of None are left out.
+
+    Args:
+        values: the nested mapping, such as `RunFolder.info`.
+        separator: placed between the names.
+        before: placed before every name.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, separator, f"{before}{name}{separator}")
+        elif value is not None:
+            flat[before + name] = value
+    return flat

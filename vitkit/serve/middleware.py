@@ -18,11 +18,16 @@ from vitkit.serve.uploads import WrongType
 
 # The first row that fits says what an error's status is; all other mistakes of a client's are 422.
 STATUS: dict[type[VitkitError], int] = {
-    Unauthorised: 401, TooLarge: 413, TooSlow: 408, WrongType: 415, Busy: 503, RequestError: 400,
+    Unauthorised: 401,
+    TooLarge: 413,
+    TooSlow: 408,
+    WrongType: 415,
+    Busy: 503,
+    RequestError: 400,
 }
-OPEN = ("/healthz", "/readyz")              # answered without a token and whoever calls: for whoever keeps us running
+OPEN = ("/healthz", "/readyz")  # answered without a token and whoever calls: for whoever keeps us running
 SECRET = ("/v1/", "/metrics", "/openapi.json")
-DISCARD = 64 * 2**20, 5.0, 0.5              # bytes, seconds and silence to which a refused body is read, to be heard
+DISCARD = 64 * 2**20, 5.0, 0.5  # bytes, seconds and silence to which a refused body is read, to be heard
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -30,8 +35,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-          "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors {frames}")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
+)
 
 
 def status_of(error: VitkitError) -> int:
@@ -44,7 +51,7 @@ def body_of(error: VitkitError) -> dict[str, str]:
     return {"error": str(error), "kind": type(error).__name__}
 
 
-class Gate:
+class Middleware:
     """ASGI middleware around the app.
 
     Args:
@@ -55,9 +62,9 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]) -> None:
         self.app, self.service, self.settings, self.paths = app, service, service.settings, paths
-        self.inside = 0            # requests that are being answered
-        self.held = 0              # bytes of their bodies
-        self.accepted = 0          # of all times
+        self.inside = 0  # requests that are being answered
+        self.held = 0  # bytes of their bodies
+        self.accepted = 0  # of all times
         self.answered = 0
         self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
 
@@ -67,7 +74,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         start, path = time.perf_counter(), scope["path"] if scope["path"] in self.paths else "other"
-        visit = Visit(self, receive, send)
+        visit = RequestContext(self, receive, send)
         self.inside += 1
         self.accepted += 1
         self.service.metrics.inside.inc()
@@ -91,10 +98,12 @@ class Gate:
         if path in OPEN:
             return
         host = headers.get("host", "")
-        name = host[:host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+        name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
         if s.hosts is not None and name.lower() not in s.hosts:
-            raise RequestError(f"This server answers to {', '.join(s.hosts)}; the request was for another name. "
-                               f"Allow it with --allow-host.")
+            raise RequestError(
+                f"This server answers to {', '.join(s.hosts)}; the request was for another name. "
+                f"Allow it with --allow-host."
+            )
         if s.token is not None and path.startswith(SECRET):
             scheme, _, given = headers.get("authorization", "").partition(" ")
             right = secrets.compare_digest(given.strip().encode("utf-8", "replace"), s.token.encode())
@@ -102,45 +111,51 @@ class Gate:
                 raise Unauthorised("This server wants its token: send the header `Authorization: Bearer TOKEN`.")
         if scope["method"] == "POST":
             if self.inside > s.max_requests:
-                raise Busy(f"The server is busy: {s.max_requests} requests are its limit. "
-                           f"Try again in {self.service.logits.patience()} s.")
+                raise Busy(
+                    f"The server is busy: {s.max_requests} requests are its limit. "
+                    f"Try again in {self.service.logits.patience()} s."
+                )
             length = headers.get("content-length", "0")
             if length.isdecimal() and (len(length) > 15 or int(length) > s.max_bytes):
                 raise too_large(self)
 
 
-def too_large(gate: Gate) -> TooLarge:
+def too_large(middleware: Middleware) -> TooLarge:
     """The error of a body over the limit."""
-    return TooLarge(f"The request is larger than the {gate.settings.max_megabytes:g} MB that this server takes. "
-                    f"Send fewer or smaller images.")
+    return TooLarge(
+        f"The request is larger than the {middleware.settings.max_megabytes:g} MB that this server takes. "
+        f"Send fewer or smaller images."
+    )
 
 
-class Visit:
-    """One request's way through the gate: its body is counted and timed, its answer gets our headers."""
+class RequestContext:
+    """One request's way through the middleware: its body is counted and timed, its answer gets our headers."""
 
-    def __init__(self, gate: Gate, receive: Receive, send: Send) -> None:
-        self.gate, self._receive, self._send = gate, receive, send
-        self.deadline = time.monotonic() + gate.settings.body_seconds
+    def __init__(self, middleware: Middleware, receive: Receive, send: Send) -> None:
+        self.middleware, self._receive, self._send = middleware, receive, send
+        self.deadline = time.monotonic() + middleware.settings.body_seconds
         self.size, self.more, self.gone = 0, True, False
         self.status, self.started, self.complete = 0, False, False
 
     async def receive(self) -> Message:
         """The next part of the body."""
         if not self.more:
-            return await self._receive()        # waits for the client to go away
+            return await self._receive()  # waits for the client to go away
         try:
             async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
                 message = await self._receive()
         except TimeoutError:
-            raise TooSlow(f"The request did not arrive within {self.gate.settings.body_seconds:g} s. Send it again, "
-                          f"smaller or over a faster line.") from None
+            raise TooSlow(
+                f"The request did not arrive within {self.middleware.settings.body_seconds:g} s. Send it again, "
+                f"smaller or over a faster line."
+            ) from None
         self.size += len(message.get("body", b""))
-        self.gate.held += len(message.get("body", b""))
+        self.middleware.held += len(message.get("body", b""))
         self.more = bool(message.get("more_body"))
         self.gone = message["type"] == "http.disconnect"
-        if self.size > self.gate.settings.max_bytes:
-            raise too_large(self.gate)
-        if self.gate.held > self.gate.settings.max_held_bytes:
+        if self.size > self.middleware.settings.max_bytes:
+            raise too_large(self.middleware)
+        if self.middleware.held > self.middleware.settings.max_held_bytes:
             raise Busy("The server is busy: it holds as much as it can. Try again in a moment.")
         return message
 
@@ -151,9 +166,9 @@ class Visit:
             headers = MutableHeaders(scope=_headers(message))
             for name, value in HEADERS.items():
                 headers[name] = value
-            headers["Content-Security-Policy"] = self.gate.policy
+            headers["Content-Security-Policy"] = self.middleware.policy
             headers.setdefault("Cache-Control", "no-store")
-            if self.gate.service.stopping:
+            if self.middleware.service.stopping:
                 headers["Connection"] = "close"
             if self.status >= 400 and self.more and not self.gone:
                 await self.discard()
@@ -180,8 +195,11 @@ class Visit:
         if self.started:
             return
         body = json.dumps(body_of(error)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-                   *((name.encode(), value.encode()) for name, value in extra(error, self.gate.service).items())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *((name.encode(), value.encode()) for name, value in extra(error, self.middleware.service).items()),
+        ]
         await self.send({"type": "http.response.start", "status": status_of(error), "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 

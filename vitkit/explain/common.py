@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.model.inputs import fit
+from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import ViT
+from vitkit.types import Array
 
-Array = NDArray[Any]
 Arrays = dict[str, Array]
 Grid = tuple[int, int]
-Pixels = Tensor | Iterable[Tensor]      # one batch [B, C, H, W], or batches one after another
+Pixels = Tensor | Iterable[Tensor]  # one batch [B, C, H, W], or batches one after another
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Ask:
     progress: Callable[[int, int], None] | None = None
 
 
-def beneath(model: nn.Module) -> ViT:
+def unwrap(model: nn.Module) -> ViT:
     """The plain ViT beneath a compiled or otherwise wrapped one (same parameters, no copy).
 
     Args:
@@ -52,26 +52,28 @@ def beneath(model: nn.Module) -> ViT:
         wrapped = getattr(inner, "_orig_mod", None)
         wrapped = getattr(inner, "module", None) if wrapped is None else wrapped
         if not isinstance(wrapped, nn.Module):
-            raise InputError(f"Expected a vitkit.ViT, or one wrapped by torch.compile; got {type(model).__name__}. "
-                             f"Load it with vitkit.load(...).")
+            raise InputError(
+                f"Expected a vitkit.ViT, or one wrapped by torch.compile; got {type(model).__name__}. "
+                f"Load it with vitkit.load(...)."
+            )
         inner = wrapped
     return inner
 
 
 @contextmanager
-def looking(model: nn.Module, x: Tensor) -> Iterator[tuple[ViT, Tensor]]:
+def eval_mode(model: nn.Module, x: Tensor) -> Iterator[tuple[ViT, Tensor]]:
     """Yield the plain model without dropout, and pixels that fit it; every module's mode is put back afterwards.
 
     Args:
-        model: see `beneath`.
+        model: see `unwrap`.
         x: pixels [B, C, H, W], on any device.
     """
-    vit = beneath(model)
+    vit = unwrap(model)
     modes = {module: module.training for module in vit.modules()}
     weight = vit.patch_embedding.projection.weight
     try:
         vit.eval()
-        yield vit, fit(x, vit.config).to(weight.device, weight.dtype)
+        yield vit, validate_and_pad(x, vit.config).to(weight.device, weight.dtype)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -85,13 +87,13 @@ def batches(pixels: Pixels, size: int = 8) -> Iterator[Tensor]:
 
 def grid_of(model: nn.Module, x: Tensor) -> Grid:
     """(rows, columns) of the patches of pixels that fit the model."""
-    P = beneath(model).config.patch_size
+    P = unwrap(model).config.patch_size
     return -(-x.shape[2] // P), -(-x.shape[3] // P)
 
 
 def patch_map(values: Array, model: nn.Module, grid: Grid) -> Array:
     """The patches' part of values of tokens: [..., T] -> [..., rows, columns]."""
-    prefix = beneath(model).config.num_prefix_tokens
+    prefix = unwrap(model).config.num_prefix_tokens
     return values[..., prefix:].reshape(*values.shape[:-1], *grid)
 
 
@@ -103,9 +105,9 @@ def to_array(x: Tensor) -> Array:
 
 def image_of(x: Tensor, model: nn.Module) -> NDArray[np.uint8]:
     """Pixels as a person sees them: normalisation undone, [B, H, W, 3] uint8 (one or two channels become gray)."""
-    spec = beneath(model).input_spec
+    spec = unwrap(model).input_spec
     mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (spec.mean, spec.std))
-    shown = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()                  # [B, C, H, W]
+    shown = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()  # [B, C, H, W]
     shown = shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
     return shown.permute(0, 2, 3, 1).cpu().numpy()
 
@@ -116,7 +118,7 @@ def reader(model: nn.Module) -> tuple[slice, str]:
     With pool="cls" that is the class token. With pool="mean" no single token sums the image up: the mean over the
     patches' rows takes its place, because that mean is what the head is given (Eq. 4).
     """
-    c = beneath(model).config
+    c = unwrap(model).config
     if c.pool == "cls":
         return slice(0, 1), "class token"
     return slice(c.num_prefix_tokens, None), "mean of the patches"
@@ -140,8 +142,10 @@ def targets_of(logits: Tensor, target: int | None) -> Tensor:
 def needs_head(vit: ViT, what: str) -> None:
     """Refuse a model without classes where a class is to be explained."""
     if not vit.config.num_classes:
-        raise InputError(f"{what} explains a class, but this model has no head (num_classes=0); load one that "
-                         f"classifies, or look at its attention and rollout.")
+        raise InputError(
+            f"{what} explains a class, but this model has no head (num_classes=0); load one that "
+            f"classifies, or look at its attention and rollout."
+        )
 
 
 def patch_at(patch: Grid | None, grid: Grid) -> Grid:
@@ -150,6 +154,8 @@ def patch_at(patch: Grid | None, grid: Grid) -> Grid:
         return grid[0] // 2, grid[1] // 2
     row, column = patch
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise InputError(f"Expected a patch in a grid of {grid[0]} rows and {grid[1]} columns, counted from 0; got "
-                         f"row {row}, column {column}.")
+        raise InputError(
+            f"Expected a patch in a grid of {grid[0]} rows and {grid[1]} columns, counted from 0; got "
+            f"row {row}, column {column}."
+        )
     return row, column

@@ -39,28 +39,41 @@ _TIMM = "timm/models/vision_transformer.py, default_cfgs"
 _TORCHVISION = "torchvision/models/vision_transformer.py, the weights' transforms"
 KNOWN: tuple[Known, ...] = (
     Known(r"patch14_(reg4_)?dinov2\.lvd142m", IMAGENET | _crop(1.0), _TIMM),
-    Known(r"facebook/dinov2-|dinov2_vit\w+14", IMAGENET | _crop(224 / 256),
-          "facebook/dinov2-base, preprocessor_config.json; github.com/facebookresearch/dinov2, data/transforms.py"),
+    Known(
+        r"facebook/dinov2-|dinov2_vit\w+14",
+        IMAGENET | _crop(224 / 256),
+        "facebook/dinov2-base, preprocessor_config.json; github.com/facebookresearch/dinov2, data/transforms.py",
+    ),
     Known(r"vit_\w+_patch\d+_224\.dino\b|vit_\w+_patch\d+_224\.mae\b", IMAGENET | _crop(0.9), _TIMM),
-    Known(r"dino_(deit|vit)\w*_pretrain", IMAGENET | _crop(224 / 256),
-          "github.com/facebookresearch/dino, eval_linear.py"),
-    Known(r"mae_(pretrain|finetuned|visualize)_vit", IMAGENET | _crop(224 / 256),
-          "github.com/facebookresearch/mae, main_linprobe.py, util/datasets.py"),
+    Known(
+        r"dino_(deit|vit)\w*_pretrain", IMAGENET | _crop(224 / 256), "github.com/facebookresearch/dino, eval_linear.py"
+    ),
+    Known(
+        r"mae_(pretrain|finetuned|visualize)_vit",
+        IMAGENET | _crop(224 / 256),
+        "github.com/facebookresearch/mae, main_linprobe.py, util/datasets.py",
+    ),
     Known(r"deit3?_\w+_patch\d+_384", IMAGENET | _crop(1.0), "timm/models/deit.py, default_cfgs"),
     Known(r"deit3?_\w+_patch\d+_224\.fb|timm/deit", IMAGENET | _crop(0.9), "timm/models/deit.py, default_cfgs"),
-    Known(r"deit_(tiny|small|base)_patch16_224-|deit_3_", IMAGENET | _crop(224 / 256),
-          "github.com/facebookresearch/deit, datasets.py"),
+    Known(
+        r"deit_(tiny|small|base)_patch16_224-|deit_3_",
+        IMAGENET | _crop(224 / 256),
+        "github.com/facebookresearch/deit, datasets.py",
+    ),
     Known(r"vit_\w+_patch\d+_384\.(augreg|orig)", HALF | _crop(1.0), _TIMM),
     Known(r"vit_\w+_patch\d+_\d+\.(augreg|orig|sam)", HALF | _crop(0.9), _TIMM),
     Known(r"vit_[blh]_\d+(_lc)?_swag", IMAGENET | _crop(1.0), _TORCHVISION),
     Known(r"vit_l_16-852ce7e3", IMAGENET | _crop(224 / 242, "bilinear"), _TORCHVISION),
     Known(r"vit_(b_16-c867db91|b_32-d86f8d99|l_32-c7638314)", IMAGENET | _crop(224 / 256, "bilinear"), _TORCHVISION),
     Known(r"google/vit-", HALF | SQUASH, "google/vit-base-patch16-224, preprocessor_config.json"),
-    Known(r"(Ti|S|B|L|H)_(8|14|16|32)(-|_|\.npz)|imagenet21k.*ViT-", HALF | SQUASH,
-          "github.com/google-research/vision_transformer, vit_jax/input_pipeline.py"),
+    Known(
+        r"(Ti|S|B|L|H)_(8|14|16|32)(-|_|\.npz)|imagenet21k.*ViT-",
+        HALF | SQUASH,
+        "github.com/google-research/vision_transformer, vit_jax/input_pipeline.py",
+    ),
 )
 
-DEFAULTS: dict[str, dict[str, Any]] = {      # by dialect
+DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect
     "native": HALF | SQUASH,
     "huggingface": HALF | SQUASH,
     "timm": HALF | _crop(0.9),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import UnreadableFile
-from vitkit.training.run import KINDS, RunFolder
+from vitkit.training.run_folder import KINDS, RunFolder, flatten
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def list_runs(folder: str | Path) -> list[Row]:
         try:
             found.append(_row(RunFolder.open(file.parent)))
         except UnreadableFile:
-            continue        # a run.json of something else
+            continue  # a run.json of something else
     return sorted(found, key=lambda row: (row.created, str(row.path)))
 
 
@@ -69,11 +69,19 @@ def _row(run: RunFolder) -> Row:
     train = [row for row in rows if row.get("event") == "train"]
     tops = [row["top1"] for row in rows if row.get("event") == "val"]
     last = [row["top1"] for row in rows if row.get("event") == "val" and row.get("weights", "last") == "last"]
-    return Row(run.path, str(run.info.get("kind", "")), str(run.info.get("recipe_name", "")),
-               str(run.info.get("model") or run.info.get("weights") or ""),
-               int(state.stem.rpartition("-")[2]) if state else 0, run.info.get("steps"),
-               train[-1]["loss"] if train else None, last[-1] if last else None, max(tops, default=None),
-               str(run.info.get("created", "")), sum(row["time"]["seconds"] for row in train))
+    return Row(
+        run.path,
+        str(run.info.get("kind", "")),
+        str(run.info.get("recipe_name", "")),
+        str(run.info.get("model") or run.info.get("weights") or ""),
+        int(state.stem.rpartition("-")[2]) if state else 0,
+        run.info.get("steps"),
+        train[-1]["loss"] if train else None,
+        last[-1] if last else None,
+        max(tops, default=None),
+        str(run.info.get("created", "")),
+        sum(row["time"]["seconds"] for row in train),
+    )
 
 
 @dataclass(frozen=True)
@@ -108,18 +116,26 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         b: another's.
     """
     one, two = RunFolder.open(a), RunFolder.open(b)
-    old, new = _flat(one.info), _flat(two.info)
-    settings = {name: (old.get(name), new.get(name)) for name in {**old, **new}
-                if old.get(name) != new.get(name) and not name.startswith(("created", "environment.command"))}
+    old, new = _settings(one.info), _settings(two.info)
+    settings = {
+        name: (old.get(name), new.get(name))
+        for name in {**old, **new}
+        if old.get(name) != new.get(name) and not name.startswith(("created", "environment.command"))
+    }
     lines = timeless(one), timeless(two)
     pairs = list(itertools.zip_longest(*lines))
     rows = _row(one), _row(two)
     return Difference(
-        settings, next((pair for pair in pairs if pair[0] != pair[1]), None),
+        settings,
+        next((pair for pair in pairs if pair[0] != pair[1]), None),
         (len(lines[0]), len(lines[1])),
         {name: (getattr(rows[0], name), getattr(rows[1], name)) for name in ("step", "loss", "top1", "best")},
-        {which: _distance(one.path / f"{which}.safetensors", two.path / f"{which}.safetensors") for which in KINDS
-         if all((run.path / f"{which}.safetensors").is_file() for run in (one, two))})
+        {
+            which: _distance(one.path / f"{which}.safetensors", two.path / f"{which}.safetensors")
+            for which in KINDS
+            if all((run.path / f"{which}.safetensors").is_file() for run in (one, two))
+        },
+    )
 
 
 def timeless(run: RunFolder) -> list[dict[str, Any]]:
@@ -133,19 +149,12 @@ def _distance(a: Path, b: Path) -> float | None:
     one, two = containers.read(a)[0], containers.read(b)[0]
     if {name: t.shape for name, t in one.items()} != {name: t.shape for name, t in two.items()}:
         return None
-    return max((float((one[name].double() - two[name].double()).abs().max()) for name in one if one[name].numel()),
-               default=0.0)
+    return max(
+        (float((one[name].double() - two[name].double()).abs().max()) for name in one if one[name].numel()), default=0.0
+    )
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if name == "same":
-            continue        # says again what stands elsewhere, but for the data's fingerprint
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{name}.")
-        else:
-            flat[before + name] = value
-    if "same" in values:
-        flat |= {"data.fingerprint": values["same"].get("data")}
-    return flat
+def _settings(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat settings of a run. `same` repeats what stands elsewhere, except the data's fingerprint."""
+    flat = flatten({name: value for name, value in info.items() if name != "same"})
+    return flat | {"data.fingerprint": info["same"].get("data")} if "same" in info else flat

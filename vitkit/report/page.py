@@ -15,14 +15,14 @@ from vitkit.data.base import Source
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage
 from vitkit.explain import draw
-from vitkit.explain.looking import Ask, batches
+from vitkit.explain.common import Ask, batches
 from vitkit.explain.plots import PLOTS
 from vitkit.report.render import duration, figure, picture, render, thumbnail
-from vitkit.training.run import RunFolder
+from vitkit.training.run_folder import RunFolder
 
-MOST_SAMPLES = 60           # sample images on the page
-MOST_ROWS = 200             # lines of the per-class table
-MOST_WRONG = 12             # wrong answers that are shown with a picture
+MOST_SAMPLES = 60  # sample images on the page
+MOST_ROWS = 200  # lines of the per-class table
+MOST_WRONG = 12  # wrong answers that are shown with a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,26 @@ def page(run: RunFolder, shown: Shown) -> str:
     metrics = run.metrics()
     found = shown.evaluation
     return render(
-        "run.html", title=run.path.resolve().name, run=run, info=run.info, command=command(run.info),
-        cards=cards(run.info, metrics, found), settings=settings(run.info), curves=curves(metrics),
+        "page.html",
+        title=run.path.resolve().name,
+        run=run,
+        info=run.info,
+        command=command(run.info),
+        cards=cards(run.info, metrics, found),
+        settings=settings(run.info),
+        curves=curves(metrics),
         methods=[row for row in metrics if row.get("event") == "probe"],
         skipped=[row for row in metrics if row.get("event") == "skipped"],
-        samples=samples(shown.train), counts=counts(run.info), evaluation=found,
-        results=results(found) if found else None, rows=(found or {}).get("per_class", [])[:MOST_ROWS],
+        samples=samples(shown.train),
+        counts=counts(run.info),
+        evaluation=found,
+        results=results(found) if found else None,
+        rows=(found or {}).get("per_class", [])[:MOST_ROWS],
         wrong=wrong(found, shown.held, shown.model, shown.looks) if found and shown.held is not None else [],
-        pairs=confused(found, shown.held), figures=figures(shown.model, shown.held or shown.train, shown.looks),
-        notes=list(shown.notes) + list(run.info.get("notes", [])))
+        pairs=confused(found, shown.held),
+        figures=figures(shown.model, shown.held or shown.train, shown.looks),
+        notes=list(shown.notes) + list(run.info.get("notes", [])),
+    )
 
 
 def command(info: Mapping[str, Any]) -> str:
@@ -75,8 +86,9 @@ def command(info: Mapping[str, Any]) -> str:
     return ""
 
 
-def cards(info: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], found: Mapping[str, Any] | None
-          ) -> list[tuple[str, str, str]]:
+def cards(
+    info: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], found: Mapping[str, Any] | None
+) -> list[tuple[str, str, str]]:
     """(name, value, remark) of the numbers on top."""
     train = [row for row in metrics if row.get("event") == "train"]
     val = [row for row in metrics if row.get("event") == "val"]
@@ -93,8 +105,13 @@ def cards(info: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], found: 
         speeds = [row["time"]["images_per_second"] for row in train]
         result.append(("throughput", f"{np.median(speeds):,.0f}", "images a second, median"))
         waits = [row["time"].get("waiting", 0.0) for row in train]
-        result.append(("time", duration(sum(row["time"]["seconds"] for row in train)),
-                       f"training; {np.mean(waits):.0%} of it waiting for data"))
+        result.append(
+            (
+                "time",
+                duration(sum(row["time"]["seconds"] for row in train)),
+                f"training; {np.mean(waits):.0%} of it waiting for data",
+            )
+        )
     elif found:
         result.append(("time", duration(found["seconds"]), "work after imports"))
     if "parameters" in info:
@@ -107,19 +124,44 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
     config = info.get("config") or info.get("same", {}).get("config", {})
     environment = info.get("environment", {})
     tables = [
-        ("The run", {name: info.get(name) for name in ("kind", "created", "recipe_name", "model", "weights", "device",
-                                                       "processes", "torch_threads", "steps", "features")}),
+        (
+            "The run",
+            {
+                name: info.get(name)
+                for name in (
+                    "kind",
+                    "created",
+                    "recipe_name",
+                    "model",
+                    "weights",
+                    "device",
+                    "processes",
+                    "torch_threads",
+                    "steps",
+                    "features",
+                )
+            },
+        ),
         ("Recipe", info.get("recipe", {})),
         ("Settings", info.get("settings", {})),
         ("Model", config),
         ("Images are fed as", {k: v for k, v in info.get("input_spec", {}).items() if k != "class_names"}),
-        ("Environment", {k: v for k, v in environment.items() if k not in ("command", "packages")}
-         | environment.get("packages", {})),
-        ("Data", {k: v for k, v in info.get("data", {}).items() if k not in ("classes", "counts")}
-         | ({"fingerprint": info["same"]["data"]} if info.get("same", {}).get("data") else {})),
+        (
+            "Environment",
+            {k: v for k, v in environment.items() if k not in ("command", "packages")}
+            | environment.get("packages", {}),
+        ),
+        (
+            "Data",
+            {k: v for k, v in info.get("data", {}).items() if k not in ("classes", "counts")}
+            | ({"fingerprint": info["same"]["data"]} if info.get("same", {}).get("data") else {}),
+        ),
     ]
-    return [(title, [(name, _plain(value)) for name, value in values.items() if value not in (None, [], {}, "")])
-            for title, values in tables if values]
+    return [
+        (title, [(name, _plain(value)) for name, value in values.items() if value not in (None, [], {}, "")])
+        for title, values in tables
+        if values
+    ]
 
 
 def _plain(value: Any) -> str:
@@ -145,14 +187,23 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[Markup]:
     judged = {words: rows for kind, words in kinds.items() if (rows := [r for r in val if r["weights"] == kind])}
     speed = [row["time"]["images_per_second"] for row in train]
     drawn = {
-        "Loss": draw.lines({"training": of("loss", train)} | {n: of("loss", rows) for n, rows in judged.items()},
-                           title="Loss", x="step", y="loss", from_zero=True),
-        "Accuracy": draw.lines({"training": of("accuracy", train)}
-                               | {n: of("top1", rows) for n, rows in judged.items()}, title="Accuracy", x="step",
-                               y="top-1"),
+        "Loss": draw.lines(
+            {"training": of("loss", train)} | {n: of("loss", rows) for n, rows in judged.items()},
+            title="Loss",
+            x="step",
+            y="loss",
+            from_zero=True,
+        ),
+        "Accuracy": draw.lines(
+            {"training": of("accuracy", train)} | {n: of("top1", rows) for n, rows in judged.items()},
+            title="Accuracy",
+            x="step",
+            y="top-1",
+        ),
         "Learning rate": draw.lines({"lr": of("lr", train)}, title="Learning rate", x="step", y="lr", from_zero=True),
-        "Throughput": draw.lines({"images/s": (steps, speed)}, title="Throughput", x="step", y="images a second",
-                                 from_zero=True),
+        "Throughput": draw.lines(
+            {"images/s": (steps, speed)}, title="Throughput", x="step", y="images a second", from_zero=True
+        ),
     }
     return [figure(one, f"{name} over the steps of training") for name, one in drawn.items()]
 
@@ -182,7 +233,7 @@ def samples(source: Source | None) -> list[tuple[str, list[str]]]:
 def _read(source: Source, i: int) -> Any:
     try:
         return source.read(i)[0]
-    except BadImage:        # it was named when it was met; a page is no place to fail
+    except BadImage:  # it was named when it was met; a page is no place to fail
         return None
 
 
@@ -190,17 +241,37 @@ def results(found: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers and drawings of an evaluation."""
     names = [row["name"] for row in found["per_class"]]
     bins = found["reliability"]
-    drawn = [figure(draw.lines({"answers": ([b["confidence"] for b in bins], [b["accuracy"] for b in bins])},
-                               title=f"Reliability (ECE {found['ece']:.3f}); on the dashed line it would be honest",
-                               x="confidence", y="accuracy", diagonal=True), "Reliability diagram")]
+    drawn = [
+        figure(
+            draw.lines(
+                {"answers": ([b["confidence"] for b in bins], [b["accuracy"] for b in bins])},
+                title=f"Reliability (ECE {found['ece']:.3f}); on the dashed line it would be honest",
+                x="confidence",
+                y="accuracy",
+                diagonal=True,
+            ),
+            "Reliability diagram",
+        )
+    ]
     if found.get("confusion") is not None and len(names) <= 120:
-        drawn.insert(0, figure(draw.matrix(np.array(found["confusion"]), names, title="Confusion matrix",
-                                           x="predicted", y="truth"), "Confusion matrix"))
-    table = [("images", f"{found['n']:,}"), ("top-1", f"{found['top1']:.2%}"), ("top-5", f"{found['top5']:.2%}"),
-             ("95% interval of top-1", f"{found['ci95'][0]:.2%} to {found['ci95'][1]:.2%}"),
-             ("mean -log p of the truth", f"{found['nll']:.4f}"), ("calibration error (ECE)", f"{found['ece']:.4f}"),
-             ("macro F1", f"{found['macro_f1']:.4f}"), ("seconds", f"{found['seconds']:.2f}"),
-             ("skipped images", str(len(found.get("skipped", []))))]
+        drawn.insert(
+            0,
+            figure(
+                draw.matrix(np.array(found["confusion"]), names, title="Confusion matrix", x="predicted", y="truth"),
+                "Confusion matrix",
+            ),
+        )
+    table = [
+        ("images", f"{found['n']:,}"),
+        ("top-1", f"{found['top1']:.2%}"),
+        ("top-5", f"{found['top5']:.2%}"),
+        ("95% interval of top-1", f"{found['ci95'][0]:.2%} to {found['ci95'][1]:.2%}"),
+        ("mean -log p of the truth", f"{found['nll']:.4f}"),
+        ("calibration error (ECE)", f"{found['ece']:.4f}"),
+        ("macro F1", f"{found['macro_f1']:.4f}"),
+        ("seconds", f"{found['seconds']:.2f}"),
+        ("skipped images", str(len(found.get("skipped", [])))),
+    ]
     return {"table": table, "drawn": drawn}
 
 
@@ -218,8 +289,10 @@ def wrong(found: Mapping[str, Any], held: Source, model: Any, looks: int) -> lis
             x = preprocess(image, model.input_spec, row["image"])[None]
             target = names.index(row["predicted"]) if row["predicted"] in names else None
             maps = [PLOTS[name].arrays(model, x, Ask(target=target)) for name in ("rollout", "gradient-rollout")]
-            looked = [picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value])) for name, one in
-                      zip(("rollout", "gradient-rollout"), maps, strict=True)]
+            looked = [
+                picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value]))
+                for name, one in zip(("rollout", "gradient-rollout"), maps, strict=True)
+            ]
         result.append({**row, "picture": thumbnail(image, 160), "looked": looked})
         if len(result) == MOST_WRONG:
             break
@@ -239,11 +312,23 @@ def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[
     places = {name: i for i, name in enumerate(held.names)} if held is not None else {}
     result = []
     for truth, predicted, count in found["confused"][:10]:
-        example = next((row["image"] for row in found["worst"] if row["truth"] == truth
-                        and row["predicted"] == predicted and row["image"] in places), None)
+        example = next(
+            (
+                row["image"]
+                for row in found["worst"]
+                if row["truth"] == truth and row["predicted"] == predicted and row["image"] in places
+            ),
+            None,
+        )
         image = _read(held, places[example]) if held is not None and example is not None else None
-        result.append({"truth": truth, "predicted": predicted, "count": count,
-                       "picture": thumbnail(image, 96) if image is not None else None})
+        result.append(
+            {
+                "truth": truth,
+                "predicted": predicted,
+                "count": count,
+                "picture": thumbnail(image, 96) if image is not None else None,
+            }
+        )
     return result
 
 
