@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
-from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, rng
+from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, sample_rngs
 from vitkit.data.base import Pixels
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
@@ -79,7 +79,9 @@ def test_tiny_images_are_the_same_for_any_number_of_workers_and_each_as_if_alone
         source, loader = Tiny(shape), TrainLoader(Tiny(shape), spec, how, batch_size=300, seed=3)
         for x, (epoch, index) in zip(here[1].pixels, loader.rows(1), strict=True):
             image, _ = source.read(index)  # as Pillow has it, not as the array that the loader takes
-            assert torch.equal(x, normalize(augment(image, spec, how, rng(3, "sample", epoch, index))[None], spec)[0])
+            assert torch.equal(
+                x, normalize(augment(image, spec, how, next(sample_rngs(3, [(epoch, index)])))[None], spec)[0]
+            )
 
 
 def test_workers_when_nobody_says_how_many(photos):
@@ -137,7 +139,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(photos):
     loader = TrainLoader(photos, SPEC, STRONG, batch_size=7, seed=9, workers=0)
     batch = next(loader.batches(10))
     for k, (epoch, index) in enumerate(loader.rows(10)):
-        alone = augment(photos.raw(index), SPEC, STRONG, rng(9, "sample", epoch, index))
+        alone = augment(photos.raw(index), SPEC, STRONG, next(sample_rngs(9, [(epoch, index)])))
         assert torch.equal(batch.pixels[k], normalize(alone[None], SPEC)[0])
         assert batch.index[k] == index
         assert batch.labels[k] == photos.labels[index]
@@ -287,5 +289,5 @@ def test_a_batch_may_be_larger_than_the_data(tmp_path):
 
 def test_bytes_do_not_depend_on_the_name(tmp_path):
     data = encoded(picture(1))
-    a, b = (augment(data, SPEC, STRONG, rng(0, "sample", 0, 0), name) for name in ("x", "y"))
+    a, b = (augment(data, SPEC, STRONG, next(sample_rngs(0, [(0, 0)])), name) for name in ("x", "y"))
     assert torch.equal(a, b)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.order import Order, rng, rngs, seed_words, share
+from vitkit.data.base import stratified
+from vitkit.data.order import RANDOM_NUMBERS, Order, rng, sample_rngs, share
 from vitkit.errors import ConfigError
-
-DRAWN = [0.3546178129773735, 0.45937788753132336]  # a change of these changes every recorded run
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**31))
@@ -51,10 +50,10 @@ def test_seed_and_epoch_change_the_order():
 
 def test_no_two_places_share_a_stream():
     places = [
-        ("sample", 0),
-        ("sample", 0, 0),
-        ("sample", 0, 1),
-        ("sample", 1, 0),
+        ("split", 0),
+        ("split", 0, 0),
+        ("split", 0, 1),
+        ("split", 1, 0),
         ("order", 0),
         ("order", 1),
         ("mix", 0),
@@ -71,26 +70,34 @@ def test_rows_are_the_places_one_by_one(count, batch, step):
     assert order.rows(step) == [order.at(place) for place in range(step * batch, (step + 1) * batch)]
 
 
-@given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=7, max_size=7), min_size=1, max_size=9), st.integers(1, 7))
-@settings(deadline=None, max_examples=50)
-def test_seeds_of_many_places_are_numpys(entropy, words):
-    rows = np.array(entropy, np.uint32)[:, :words]
-    expected = [np.random.SeedSequence(row).generate_state(4, np.uint64) for row in rows]
-    assert np.array_equal(seed_words(rows), expected)
+def drawn(seed, rows):
+    """Draws of several kinds for each row, an odd number of 32-bit ones among them (Philox keeps the other half)."""
+    return [(g.random(), g.integers(0, 7), g.standard_normal(), g.random()) for g in sample_rngs(seed, rows)]
 
 
-@pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**32, 2**70 + 1])
-def test_generators_of_many_places_are_those_of_each(seed):
-    for places in ([], [(0, 0)], [(3, i) for i in range(40)], [(0, 2**32 - 1), (2**33, 7)], [(4,)]):
-        draws = [(g.random(), g.integers(0, 7), g.random()) for g in rngs(seed, "sample", places)]
-        assert draws == [
-            (g.random(), g.integers(0, 7), g.random()) for g in (rng(seed, "sample", *place) for place in places)
-        ]
+@pytest.mark.parametrize("seed", [0, 5, 2**32, 2**70 + 1])
+def test_a_sample_draws_the_same_whatever_was_drawn_before_it(seed):
+    rows = [(epoch, index) for epoch in (0, 3, 2**33) for index in (0, 1, 40, 2**32 - 1)]
+    together = drawn(seed, rows)
+    assert together == [drawn(seed, [row])[0] for row in rows]
+    assert together[::-1] == drawn(seed, rows[::-1])
+    assert len({draws[0] for draws in together}) == len(rows)
+    assert drawn(seed, []) == []
 
 
-def test_draws_are_those_of_every_run_before():
-    assert rng(7, "sample", 3, 11).random(2).tolist() == DRAWN
-    assert next(rngs(7, "sample", [(3, 11)])).random(2).tolist() == DRAWN
+def test_samples_are_philox_at_their_own_counter():
+    generator = np.random.Generator(np.random.Philox(key=7, counter=[0, 3, 11, 0]))
+    assert next(sample_rngs(7, [(3, 11)])).random(5).tolist() == generator.random(5).tolist()
+
+
+def test_draws_never_change():
+    """A change here needs another RANDOM_NUMBERS; a change of the split must never happen."""
+    assert RANDOM_NUMBERS == 2
+    assert next(sample_rngs(7, [(3, 11)])).random(2).tolist() == [0.32082649032164157, 0.11444785604454488]
+    assert rng(7, "order", 3).permutation(8).tolist() == [4, 1, 3, 6, 0, 5, 7, 2]
+    assert rng(7, "mix", 3).permutation(8).tolist() == [5, 4, 1, 0, 6, 3, 7, 2]
+    assert rng(7, "split", 3).permutation(8).tolist() == [3, 5, 4, 1, 6, 7, 2, 0]
+    assert stratified(np.repeat([0, 1], [9, 7]), 0.3, 1)[1].tolist() == [0, 4, 8, 12, 15]
 
 
 def test_global_generators_are_left_alone():
@@ -106,7 +113,7 @@ def test_global_generators_are_left_alone():
         lambda: Order(0, 4),
         lambda: Order(4, 0),
         lambda: rng(-1, "order", 0),
-        lambda: next(rngs(-1, "sample", [(0, 0)])),
+        lambda: next(sample_rngs(-1, [(0, 0)])),
         lambda: share(4, 2, 2),
     ],
 )

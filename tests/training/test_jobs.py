@@ -113,6 +113,17 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
 
 
+def test_a_run_with_other_random_numbers_is_not_resumed(tmp_path: Path) -> None:
+    run(tmp_path / "r", watch=stop_at(3))
+    record = tmp_path / "r/run.json"
+    info = json.loads(record.read_text(encoding="utf-8"))
+    for before in (1, None):
+        info["same"]["random numbers"] = before  # None: as in runs from before there was a version
+        record.write_text(json.dumps(info), encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"draws other random numbers.*another --out\.$"):
+            run(tmp_path / "r", resume=True)
+
+
 def test_parts(tmp_path: Path) -> None:
     both = photos(tmp_path / "d" / "train", a=20, b=30)
     train, val, notes = train_and_val(tmp_path / "d" / "train", 0.1, 0)

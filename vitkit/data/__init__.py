@@ -12,7 +12,7 @@ from vitkit.data.decode import decode
 from vitkit.data.doctor import Report, examine, move_aside
 from vitkit.data.loader import Batch, EvalLoader, TrainLoader
 from vitkit.data.mix import Mix
-from vitkit.data.order import Order, rng, share
+from vitkit.data.order import Order, rng, sample_rngs, share
 from vitkit.data.preprocess import normalize, pixels, preprocess
 from vitkit.data.sources import SOURCES, open_source, open_splits
 
@@ -38,6 +38,7 @@ __all__ = [
     "pixels",
     "preprocess",
     "rng",
+    "sample_rngs",
     "share",
     "stratified",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.data.augment import Augment, augment, augment_many, takes_many
 from vitkit.data.base import Source
 from vitkit.data.decode import decode
-from vitkit.data.order import rngs
+from vitkit.data.order import sample_rngs
 from vitkit.data.preprocess import pixels, planes
 from vitkit.errors import BadImage
 from vitkit.model.config import InputSpec
@@ -68,8 +68,8 @@ class SampleWorker:
             with contextlib.suppress(BadImage):  # one is bad: which one, the loop below finds out
                 raws = [self.source.raw(index) for _, index in rows]
                 if takes_many(self.how, self.spec, raws):
-                    return augment_many(raws, self.spec, self.how, rngs(self.seed, "sample", rows)).numpy(), bad
-        generators = rngs(self.seed, "sample", rows) if self.how is not None else itertools.repeat(None)
+                    return augment_many(raws, self.spec, self.how, sample_rngs(self.seed, rows)).numpy(), bad
+        generators = sample_rngs(self.seed, rows) if self.how is not None else itertools.repeat(None)
         for position, ((_, index), rng) in enumerate(zip(rows, generators)):
             try:
                 out[good].copy_(self.one(index, rng))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vitkit.data.base import Source
+from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
@@ -102,6 +103,11 @@ def prepare(
         stored = dict(RunFolder.open(out).info)
         if stored.get("kind") != "train":
             raise ConfigError(f"{out} holds a {stored.get('kind')}, not a training; choose another --out.")
+        if stored["same"].get("random numbers") != RANDOM_NUMBERS:
+            raise ConfigError(
+                f"{out} was started by a version of vitkit that draws other random numbers, so it cannot be resumed "
+                f"to the same result; start a new run with another --out."
+            )
     else:
         RunFolder.check_place(out)
     data = data if data is not None else stored.get("data", {}).get("spec")
@@ -162,6 +168,7 @@ def prepare(
         "same": {
             "config": built.config.to_dict(),
             "recipe": _decisive(how),
+            "random numbers": RANDOM_NUMBERS,
             **{k: getattr(chosen, k) for k in DECIDES},
             "classes": list(train.class_names),
             "data": train.fingerprint(),
