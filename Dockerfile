@@ -1,6 +1,6 @@
 # vitkit serve in a container: docker run --rm -p 127.0.0.1:8000:8000 -v ./runs/food:/weights:ro vitkit
-# For a small CPU image build with --build-arg TORCH_INDEX= and the address of PyTorch's index of CPU builds (its install
-# page names it); without it pip takes the default build, which runs on a CPU and, with --gpus all, on CUDA.
+# For a small CPU image, build with --build-arg TORCH_INDEX=ADDRESS, the address of PyTorch's CPU index (see its install
+# page). By default pip takes PyTorch's default build, which runs on the CPU and, with --gpus all, on CUDA.
 FROM python:3.11-slim
 
 ARG TORCH_INDEX
@@ -8,10 +8,10 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
-# torch first and alone: no other package may then pull another build of it
+# Install torch first and on its own, so that no other package pulls in another build.
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY vitkit ./vitkit
-RUN pip install -c constraints.txt '.[serve]' && rm -rf /src
+RUN pip install -c constraints.txt . && rm -rf /src
 
 RUN useradd --create-home --uid 1000 vitkit
 USER vitkit
@@ -20,7 +20,7 @@ WORKDIR /home/vitkit
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=120s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
-# SIGTERM finishes what was accepted: give `docker stop` the time for it
+# On SIGTERM the server finishes the requests it has accepted: give `docker stop` enough time.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["vitkit", "serve"]
 CMD ["/weights", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,13 +1,13 @@
-# Every target sets up .venv by itself. PYTHON chooses the interpreter (3.11 or newer).
+# Every target creates .venv on first use. PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Two busy thread pools on few cores crawl when they spin.
+# Thread pools that spin while waiting slow each other down on a few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check dist bench clean
 
-# torch is installed first and alone, at its pinned version: no other package may then pull another build of it.
+# Install torch first and on its own, at its pinned version, so that no other package pulls in another build.
 $(VENV)/user: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
@@ -28,12 +28,18 @@ test-slow: $(VENV)/dev
 	$(BIN)/pytest -m slow --durations=15
 
 check: $(VENV)/dev
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+# Build the wheel and the source archive into dist/.
+dist: $(VENV)/dev
+	$(BIN)/pip install -q build
+	$(BIN)/python -m build
 
 bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,6 +1,6 @@
 """vitkit: the Vision Transformer (arXiv 2010.11929) as real software.
 
-Only public names stand here, and each is imported when it is first used: `import vitkit` is instant.
+This file holds the public names. Each is imported on first use, so that `import vitkit` is instant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {  # public name -> module that holds it
+_HOME = {  # public name -> module that defines it
     "ViT": "vitkit.model.vit",
     "ViTConfig": "vitkit.model.config",
     "InputSpec": "vitkit.model.config",

@@ -1,4 +1,4 @@
-"""`python -m vitkit` is the command line."""
+"""Run the command line with `python -m vitkit`."""
 
 from vitkit.cli import main
 

@@ -1,28 +1,28 @@
-"""Every error a user can cause, and the one way to look a name up in a table.
+"""Every error a user can cause, and `pick`, which looks a name up in a table.
 
-    VitkitError                  one sentence: what was expected, what came, what to do (CLI: exit code 2)
-    ├── ConfigError              a number or a word in a configuration that cannot work   (also a ValueError)
-    │   └── UnknownName          a name that is in none of the rows of a table
+    VitkitError                  one sentence: what was expected, what was received, what to do (CLI: exit code 2)
+    ├── ConfigError              a setting that cannot work                               (also a ValueError)
+    │   └── UnknownName          a name that is not in its table
     ├── InputError               pixels or arguments that do not fit the model            (also a ValueError)
-    ├── CheckpointError          a file of weights that cannot be read, written or matched
-    │   ├── UnreadableFile       truncated, of another format, or not there
-    │   ├── UnsafeFile           would have to run code to be read; it never is
+    ├── CheckpointError          a weights file that cannot be read, written or matched
+    │   ├── UnreadableFile       missing, truncated, or in an unsupported format
+    │   ├── UnsafeFile           reading it would run code from the file, so it is refused
     │   ├── UnknownDialect       tensor names that no dialect recognises
-    │   ├── TensorMismatch       tensors missing, left over, or of another shape
-    │   ├── CannotExpress        a property of the model that the target dialect has no place for
-    │   └── HubError             a hub file that could not be fetched
-    ├── DataError                a data set that cannot be used as asked
-    │   └── BadImage             one image that cannot be decoded, always named
-    ├── Diverged                 a training whose loss is no finite number any more
-    ├── OutputError              a place that cannot be written to
-    ├── RequestError             a request that the server cannot read
-    │   ├── TooLarge             over one of the server's limits
-    │   ├── TooSlow              did not arrive in time
-    │   ├── Unauthorised         without the server's token
-    │   └── Busy                 the server has no room just now; trying again later will do
+    │   ├── TensorMismatch       missing tensors, unexpected tensors, or wrong shapes
+    │   ├── CannotExpress        the target dialect cannot store a property of the model
+    │   └── HubError             a file that could not be downloaded from the hub
+    ├── DataError                a data set that cannot be used as requested
+    │   └── BadImage             an image that cannot be decoded; the message names it
+    ├── Diverged                 training whose loss or gradient became NaN or infinite
+    ├── OutputError              a path that cannot be written to
+    ├── RequestError             a request that the server cannot process
+    │   ├── TooLarge             exceeds one of the server's limits
+    │   ├── TooSlow              took too long to arrive
+    │   ├── Unauthorised         lacks the server's token
+    │   └── Busy                 the server is at capacity; retry later
     └── MissingDependency        an optional library that is not installed                (also an ImportError)
 
-What belongs here: classes without behaviour, and `pick`. What does not: anything that imports another room.
+What belongs here: classes without behaviour, and `pick`. What does not belong here: imports from other rooms.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 
 class VitkitError(Exception):
-    """Root of all errors that a user can cause. `str(error)` is one sentence that can be shown as it is."""
+    """Base class of all errors that a user can cause. `str(error)` is a sentence to show to the user."""
 
 
 class ConfigError(VitkitError, ValueError):
-    """A configuration that cannot work."""
+    """A setting that cannot work."""
 
 
 class UnknownName(ConfigError):
@@ -51,15 +51,15 @@ class InputError(VitkitError, ValueError):
 
 
 class CheckpointError(VitkitError):
-    """A file of weights that cannot be read, written or matched."""
+    """A weights file that cannot be read, written or matched."""
 
 
 class UnreadableFile(CheckpointError):
-    """The file is missing, truncated, or of a format that is not read."""
+    """The file is missing, truncated, or in an unsupported format."""
 
 
 class UnsafeFile(CheckpointError):
-    """Reading the file would run code that is inside it; it was not run."""
+    """Reading the file would run code that it contains, so it was not read."""
 
 
 class UnknownDialect(CheckpointError):
@@ -67,43 +67,43 @@ class UnknownDialect(CheckpointError):
 
 
 class TensorMismatch(CheckpointError):
-    """Tensors are missing, left over, or of another shape."""
+    """Tensors are missing, unexpected, or have the wrong shape."""
 
 
 class CannotExpress(CheckpointError):
-    """The model has a property that the target dialect has no place for."""
+    """The target dialect cannot store a property of the model."""
 
 
 class HubError(CheckpointError):
-    """A file of the hub could not be fetched."""
+    """A file could not be downloaded from the hub."""
 
 
 class DataError(VitkitError):
-    """A data set that cannot be used as asked."""
+    """A data set that cannot be used as requested."""
 
 
 class BadImage(DataError):
-    """One image that cannot be decoded; the message names it."""
+    """An image that cannot be decoded; the message names it."""
 
 
 class Diverged(VitkitError):
-    """The loss or its gradient is no finite number any more; what was saved before is kept."""
+    """The loss or its gradient became NaN or infinite; earlier checkpoints are kept."""
 
 
 class OutputError(VitkitError):
-    """A place that cannot be written to."""
+    """A path that cannot be written to."""
 
 
 class RequestError(VitkitError, ValueError):
-    """A request that the server cannot read."""
+    """A request that the server cannot process."""
 
 
 class TooLarge(RequestError):
-    """A request over one of the server's limits."""
+    """A request that exceeds one of the server's limits."""
 
 
 class TooSlow(RequestError):
-    """A request that did not arrive in time."""
+    """A request that took too long to arrive."""
 
 
 class Unauthorised(RequestError):
@@ -111,15 +111,15 @@ class Unauthorised(RequestError):
 
 
 class Busy(RequestError):
-    """The server has no room just now; trying again later will do."""
+    """The server is at capacity; retry later."""
 
 
 class MissingDependency(VitkitError, ImportError):
-    """An optional library is not installed; the message holds the command that installs it."""
+    """An optional library is not installed; the message contains the install command."""
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """Return ", did you mean X?" for the closest of `names`, or an empty string when none is close."""
+    """Return `", did you mean X?"` with the closest of `names`, or an empty string if none is close."""
     lower = {n.lower(): n for n in names}
     close = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.5)
     return f", did you mean {lower[close[0]]!r}?" if close else ""
@@ -129,12 +129,12 @@ def pick(table: Mapping[str, T], name: str, kind: str) -> T:
     """Return `table[name]`.
 
     Args:
-        table: one of the project's visible tables (VARIANTS, DIALECTS, RECIPES, SOURCES, PLOTS, ...).
-        name: the row that is wanted.
-        kind: what a row is, for the message ("variant", "recipe").
+        table: one of the project's tables (VARIANTS, DIALECTS, RECIPES, SOURCES, PLOTS, ...).
+        name: the key to look up.
+        kind: what the table holds, for the message ("variant", "recipe").
 
     Raises:
-        UnknownName: lists what exists and offers the nearest.
+        UnknownName: `name` is not in the table; the message lists the choices and suggests the closest.
     """
     if name in table:
         return table[name]

@@ -1,4 +1,4 @@
-"""Optional libraries: imported where they are used. A missing one raises an error with the install command."""
+"""Optional libraries, imported where they are used. A missing one raises an error with the install command."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any
 
 from vitkit.errors import MissingDependency
 
-SERVE = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
-
 
 def need(extra: str, *modules: str) -> None:
-    """Raise where a library of an extra is not installed.
+    """Check that optional libraries are installed, without importing them.
 
     Args:
-        extra: the extra in pyproject.toml that installs it.
-        modules: names of modules, any of which may be dotted.
+        extra: the extra in pyproject.toml that installs them.
+        modules: module names, dotted or not.
 
     Raises:
-        MissingDependency: with the command that installs it.
+        MissingDependency: one is not installed; the message contains the install command.
     """
     for module in modules:
         if importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -32,14 +30,14 @@ def library(name: str, extra: str) -> Any:
     """Import an optional library.
 
     Args:
-        name: the module's name.
+        name: module name.
         extra: the extra in pyproject.toml that installs it.
 
     Raises:
-        MissingDependency: it is not installed; the message holds the install command.
+        MissingDependency: it is not installed; the message contains the install command.
     """
     need(extra, name)
-    # These two report their use to their makers unless told not to.
+    # openvino and nncf send usage statistics to their makers unless told not to.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     os.environ.setdefault("NNCF_CI", "1")
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as users run it: in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from vitkit.cli import app
+from vitkit import __version__
+from vitkit.cli import COMMANDS, app
 
 FROZEN = Path(__file__).with_name("command_line.json")
 
@@ -37,7 +38,7 @@ def command_line() -> dict[str, list[str]]:
 
 
 def test_the_command_line_is_frozen() -> None:
-    """A change here is a change for users: write it into CHANGELOG.md, then into command_line.json."""
+    """A change here is a change for users: record it in CHANGELOG.md, then update command_line.json."""
     assert command_line() == json.loads(FROZEN.read_text(encoding="utf-8"))
 
 
@@ -47,6 +48,36 @@ def test_every_command_has_help() -> None:
         assert command.help, name
         for parameter in command.params:
             assert getattr(parameter, "help", None) or parameter.name == "help", (name, parameter.name)
+
+
+def test_help_groups_the_commands() -> None:
+    group = typer.main.get_command(app)
+    panels = {name: command.rich_help_panel for name, command in group.commands.items()}  # type: ignore[attr-defined]
+    assert set(panels.values()) == {"Learn", "Data", "Train", "Use", "Ship"}
+    assert [panels[name] for name in ("demo", "doctor", "train", "predict", "serve")] == list(COMMANDS)
+    assert vitkit("--help").stdout.count("╭─") == 1 + len(COMMANDS)
+
+
+def test_version() -> None:
+    code = """
+import sys
+from vitkit.cli import main
+sys.argv[1:] = ["--version"]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["vitkit", __version__, "False"])
+
+
+def test_a_default_is_shown_once() -> None:
+    text = " ".join(vitkit("serve", "--help").stdout.replace("│", " ").split())
+    assert "(default: 8000)" in text
+    assert "(default: off)" in text
+    assert "(default: 1)" in text  # --replicas, a number that Python takes for True
+    assert "[default:" not in text
 
 
 def test_help_names_every_row_that_may_be_chosen() -> None:

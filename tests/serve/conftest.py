@@ -8,9 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("fastapi", reason="serving is not installed: pip install 'vitkit[serve]'")
-
 from starlette.testclient import TestClient
 
 from vitkit import ViT, ViTConfig

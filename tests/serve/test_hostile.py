@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="serving is not installed: pip install 'vitkit[serve]'")
-
 from benchmarks import fuzz_serve
 from benchmarks.fuzz_serve import KINDS, good, memory, multipart, picture, request, save_tiny, send, serving
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="serving is not installed: pip install 'vitkit[serve]'")
 pytest.importorskip("playwright", reason="playwright is not installed")
 
 import torch

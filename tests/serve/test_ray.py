@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="serving is not installed: pip install 'vitkit[serve]'")
-
 import vitkit
 from benchmarks.fuzz_serve import multipart, picture, request, send, wait_for
 from tests.serve.conftest import tiny

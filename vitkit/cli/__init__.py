@@ -1,4 +1,4 @@
-"""argv -> rooms -> text and exit code: one file a command, listed in COMMANDS.
+"""The command line: argv -> rooms -> text and an exit code. One file per command, listed in COMMANDS.
 
 What does not belong here: any work. A command parses, calls a room or a job, and prints; nobody imports this room.
 """
@@ -9,10 +9,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
+import vitkit
 from vitkit.cli import (
     bench,
     convert,
@@ -39,46 +41,80 @@ from vitkit.cli import (
 )
 from vitkit.errors import VitkitError
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "demo": demo.demo,
-    "train": train.train,
-    "recipes": recipes.recipes,
-    "sweep": sweep.sweep,
-    "runs": runs.runs,
-    "diff": runs.diff,
-    "walk": walk.walk,
-    "models": models.models,
-    "describe": describe.describe,
-    "explain": explain.explain,
-    "figures": figures.figures,
-    "patches": patches.patches,
-    "report": report.report,
-    "doctor": doctor.doctor,
-    "convert": convert.convert,
-    "inspect": inspect.inspect,
-    "export": export.export,
-    "bench": bench.bench,
-    "predict": predict.predict,
-    "eval": eval.evaluate,
-    "embed": embed.embed,
-    "probe": probe.probe,
-    "serve": serve.serve,
+COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
+    "Learn": {
+        "demo": demo.demo,
+        "walk": walk.walk,
+        "models": models.models,
+        "describe": describe.describe,
+        "patches": patches.patches,
+        "figures": figures.figures,
+    },
+    "Data": {"doctor": doctor.doctor},
+    "Train": {
+        "train": train.train,
+        "probe": probe.probe,
+        "recipes": recipes.recipes,
+        "sweep": sweep.sweep,
+        "runs": runs.runs,
+        "diff": runs.diff,
+        "report": report.report,
+    },
+    "Use": {
+        "predict": predict.predict,
+        "eval": eval.evaluate,
+        "explain": explain.explain,
+        "embed": embed.embed,
+    },
+    "Ship": {
+        "convert": convert.convert,
+        "inspect": inspect.inspect,
+        "export": export.export,
+        "bench": bench.bench,
+        "serve": serve.serve,
+    },
 }
+
+
+class Command(TyperCommand):
+    """A command whose help ends every option with `(default: ...)`, where the text does not say so itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for option in self.params:
+            if not isinstance(option, TyperOption):
+                continue
+            option.show_default = False  # typer would add its own `[default: ...]`
+            if option.help and "(default:" not in option.help and option.default is not None:
+                default = ("on" if option.default else "off") if option.is_flag else option.default
+                option.help = f"{option.help.removesuffix('.')} (default: {default})."
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+for _heading, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_heading)(_command)
 
 _format = warnings.formatwarning
 
-app = typer.Typer(
-    help="The Vision Transformer as real software: train, probe, evaluate, look inside, convert, serve.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _name, _command in COMMANDS.items():
-    app.command(_name, no_args_is_help=False)(_command)
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vitkit {vitkit.__version__}")
+        raise typer.Exit
+
+
+@app.callback(context_settings={"help_option_names": ["-h", "--help"]})
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The Vision Transformer as real software: train, probe, evaluate, look inside, convert, serve."""
 
 
 def main() -> None:
-    """Run the command line. A mistake of the user's is one sentence on stderr and exit code 2."""
+    """Run the command line. A user's mistake prints one sentence to stderr and exits with code 2."""
     warnings.formatwarning = _sentence
     try:
         app()
@@ -89,13 +125,13 @@ def main() -> None:
         print("vitkit: stopped.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+        sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
         sys.exit(141)
 
 
 def _sentence(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of ours without the line of code that gave it; others' as ever."""
+    """Format one of our warnings without the line of code that raised it, and all others as Python does."""
     ours = Path(filename).is_relative_to(Path(__file__).parent.parent)
     return f"vitkit: {message}\n" if ours else _format(message, category, filename, lineno, line)

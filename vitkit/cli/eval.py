@@ -64,7 +64,7 @@ def evaluate(
     source, part = job.part_of(data, split, run)
     place = Runtime(device, precision)
     fast = job.ByEngine(common.load(weights, place, mean, std, image_size), engine) if engine is not None else None
-    model = fast or common.predictor(weights, place, mean, std, image_size)
+    model = fast or common.load_classifier(weights, place, mean, std, image_size)
     how: dict[str, Any] = {"runtime": place, "batch_size": batch_size, "workers": workers, "bad_images": bad_images}
     with common.counting("evaluating", len(source) * (1 if fast is None else 2), show=place.main) as tick:
         found = job.evaluate(

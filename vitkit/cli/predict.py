@@ -45,7 +45,7 @@ def predict(
     from vitkit.runtime import Runtime
 
     source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
-    model = common.predictor(weights, Runtime(device), mean, std, image_size)
+    model = common.load_classifier(weights, Runtime(device), mean, std, image_size)
     skipped: list[tuple[str, str]] = []
 
     def on_bad(name: str, why: str) -> None:

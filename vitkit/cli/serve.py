@@ -52,10 +52,9 @@ def serve(
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="With --ray: copies of the model.")] = 1,
 ) -> None:
     """Serve a model: a page to drop photos on, and an HTTP API that batches, holds under load, and explains."""
-    from vitkit.optional import SERVE, need
-
-    need("serve", *SERVE)
     if ray:
+        from vitkit.optional import need
+
         need("scale", "ray")
     from vitkit.serve.server import LOCAL, is_local, listen
     from vitkit.serve.settings import Settings

@@ -1,4 +1,4 @@
-"""How the command line writes: one console, tables that are plain when nobody watches."""
+"""How the command line prints: one console, and tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.table import Table
 
 
 def console() -> Console:
-    """Standard output; not wrapped to 80 columns when it goes into a file or a pipe."""
+    """Return a console on stdout, which does not wrap at 80 columns when the output is a file or a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; columns whose name ends in `#` hold numbers and stand to the right.
+    """Print a table. Columns whose names end in `#` hold numbers and are right-aligned.
 
     Args:
-        columns: names of the columns.
-        rows: their values, in the columns' order.
-        title: a line above it.
+        columns: the columns' names.
+        rows: one sequence of values per row.
+        title: line above the table (default: none).
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
