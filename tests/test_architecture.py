@@ -1,4 +1,4 @@
-"""Who may import whom: DESIGN's table, as a test. Imports flow one way, and heavy libraries have one owner each."""
+"""Who may import whom: the table of docs/design.md as a test. Imports flow one way; heavy libraries have one owner."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ OWNERS: dict[str, set[str]] = {
 
 
 def imports(path: Path) -> list[tuple[str, int]]:
-    """(module, line) of every import in a file, `if TYPE_CHECKING` blocks apart."""
+    """(module, line) of every import in a file, except those under `if TYPE_CHECKING`."""
     found: list[tuple[str, int]] = []
 
     def visit(node: ast.AST) -> None:
@@ -132,6 +132,50 @@ def test_imports(path: Path) -> None:
             )
 
 
+def opens_text_without_encoding(call: ast.Call) -> bool:
+    """Whether a call reads or writes text in the locale's encoding, which is not UTF-8 everywhere."""
+    method = isinstance(call.func, ast.Attribute)
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if any(word.arg == "encoding" for word in call.keywords):
+        return False
+    if name not in ("open", "fdopen"):
+        return name in ("read_text", "write_text")
+    if name == "open" and owner in ("os", "Image", "tarfile", "gzip", "RunFolder", "cls"):  # these open no text
+        return False
+    at = 0 if method and owner != "os" else 1
+    modes = [word.value for word in call.keywords if word.arg == "mode"] or call.args[at : at + 1]
+    texts = [node.value for mode in modes for node in ast.walk(mode) if isinstance(node, ast.Constant)]
+    return not texts or not all("b" in str(text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("open(path)", True),
+        ("path.open('w')", True),
+        ("os.fdopen(handle, mode='w')", True),
+        ("path.read_text()", True),
+        ("path.write_text('x')", True),
+        ("open(path, 'a' if more else 'wb')", True),
+        ("open(path, 'ab' if more else 'wb')", False),
+        ("open(path, 'rb')", False),
+        ("path.open('wb')", False),
+        ("open(path, encoding='utf-8')", False),
+        ("path.write_text('x', encoding='utf-8')", False),
+    ],
+)
+def test_the_search_for_encodings_finds(code: str, found: bool) -> None:
+    assert opens_text_without_encoding(ast.parse(code, mode="eval").body) is found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_text_files_name_their_encoding(path: Path) -> None:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [f"vitkit/{path}:{call.lineno}" for call in calls if opens_text_without_encoding(call)]
+
+
 @pytest.mark.parametrize("folder", sorted(p.parent for p in ROOT.rglob("__init__.py") if p.parent != ROOT), ids=str)
 def test_rooms_open_with_what_belongs(folder: Path) -> None:
     words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
@@ -149,7 +193,7 @@ def test_import_is_lazy() -> None:
 
 
 def test_model_needs_nothing_optional() -> None:
-    """The accelerator path runs where typer, matplotlib, scikit-learn, accelerate and the hub's client are not."""
+    """The model runs without typer, matplotlib, scikit-learn, accelerate and the hub's client."""
     code = """
 import sys
 for name in ("typer", "rich", "matplotlib", "sklearn", "accelerate", "huggingface_hub", "jinja2", "tensorboard"):

@@ -1,12 +1,15 @@
 """Every code block of the README and of docs/ runs, in the order of its page, in an empty folder.
 
-A block that cannot run here stands under a line `<!-- no-run: reason -->`, and the list of those is frozen below.
+A block that cannot run here follows a line `<!-- no-run: reason -->`; the list of those blocks is frozen below. The
+real command line parses every `vitkit` command that a block shows, whether the block runs or not.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -14,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from vitkit.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))]  # examples need downloads: their commands are only parsed
 BLOCK = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 SILENT = {"", "text", "json", "toml"}  # shown, not run
 
@@ -80,6 +87,44 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
             pytest.fail(f"{where}: blocks are python, bash, or one of {sorted(SILENT)}; got {block.language!r}")
 
 
+def commands(code: str) -> list[list[str]]:
+    """The arguments of every line `vitkit ...` in a block, up to a pipe, a redirection or a comment."""
+    found = []
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        if line.strip().removeprefix("$ ").startswith("vitkit "):
+            found.append(list(itertools.takewhile(lambda word: not set(word) <= set("|&<>;()"), words))[1:])
+    return found
+
+
+def test_commands_are_found_in_any_line() -> None:
+    code = (
+        "$ vitkit predict runs/mine 'a b.jpg' \\\n  --top 3 | head -1  # the best\n vitkit models > list\nvitkit: no\n"
+    )
+    assert commands(code) == [["predict", "runs/mine", "a b.jpg", "--top", "3"], ["models"]]
+
+
+SHOWN_COMMANDS = [
+    pytest.param(words, id=f"{block.page}:{block.line}: {' '.join(words)}")
+    for page in SHOWN
+    for block in blocks(page)
+    for words in commands(block.code)
+]
+
+
+@pytest.mark.parametrize("words", SHOWN_COMMANDS)
+def test_the_command_line_accepts_what_pages_show(words: list[str]) -> None:
+    name, *rest = words
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command.make_context(name, rest).close()  # parses; runs nothing
+
+
+def test_a_command_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(Exception, match="No such option: --from"):
+        test_the_command_line_accepts_what_pages_show(["predict", "a.jpg", "--from", "runs/mine"])
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
@@ -87,5 +132,5 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_no_number_of_variants_in_prose() -> None:
-    """The README's table of variants is the command's own output, not a copy that ages."""
+    """Readers get the table of variants from `vitkit models`, not from a copy that goes stale."""
     assert "86,567,656" not in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,25 +6,30 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer.main
+from PIL import Image
 
-from vitkit import __version__
+from vitkit import __version__, create, save
 from vitkit.cli import COMMANDS, app
 
 FROZEN = Path(__file__).with_name("command_line.json")
 
 
-def vitkit(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}  # Python then reads and writes ASCII unless a file names its encoding
+
+
+def vitkit(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "vitkit", *args],
         capture_output=True,
         text=True,
         check=False,
         cwd=cwd,
-        env=os.environ | {"COLUMNS": "160"},
+        env=os.environ | {"COLUMNS": "160"} | environment,
     )
 
 
@@ -142,6 +147,23 @@ def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_files_are_utf8_in_an_ascii_locale(tmp_path: Path) -> None:
+    model = create("vit-ti/16", image_size=32, num_hidden_layers=1, num_classes=2)
+    model.input_spec = replace(model.input_spec, class_names=("crème brûlée", "寿司"))
+    save(model, tmp_path / "weights", dialect="huggingface")
+    config = tmp_path / "weights" / "config.json"
+    values = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")  # letters as they are, not escaped
+    Image.new("RGB", (32, 32)).save(tmp_path / "photo.png")
+    done = vitkit("predict", "weights", "photo.png", "--json", cwd=tmp_path, **ASCII)
+    assert done.returncode == 0, done.stderr
+    guesses = json.loads(done.stdout)["predictions"][0]["guesses"]
+    assert {guess["name"] for guess in guesses} == {"crème brûlée", "寿司"}
+    done = vitkit("predict", "weights", "photo.png", cwd=tmp_path, **ASCII)
+    assert done.returncode == 0, done.stderr
+    assert r"cr\xe8me br\xfbl\xe9e" in done.stdout  # what the terminal cannot show is escaped
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -89,7 +89,7 @@ def _read_safetensors(path: Path, only: Collection[str] | None = None) -> tuple[
 def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A sharded file: its index names the shard of every tensor."""
     try:
-        places = json.loads(path.read_text())["weight_map"]
+        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(places.values()))
         outside = [shard for shard in shards if Path(shard).name != shard]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -58,7 +58,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         for file in SMALL:
             get(file)
         if weights.name.endswith(".index.json"):
-            for shard in sorted(set(json.loads(weights.read_text())["weight_map"].values())):
+            for shard in sorted(set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())):
                 if get(shard) is None:
                     raise HubError(_by_hand(name, revision, f"lacks its part {shard} in the cache"))
         return weights

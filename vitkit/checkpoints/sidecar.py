@@ -40,7 +40,7 @@ def understand(values: Any) -> tuple[ViTConfig, InputSpec] | None:
 def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str) -> None:
     """Write the sidecar of a file that has just been written."""
     values = {"dialect": dialect, "sha256": sha256(weights), **describe(config, spec)}
-    place(weights).write_text(json.dumps(values, indent=1) + "\n")
+    place(weights).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
@@ -57,7 +57,7 @@ def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError):
         values = None
     if not isinstance(values, dict) or (found := understand(values)) is None:

@@ -128,7 +128,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise UnreadableFile(f"{path} is no JSON ({error}); correct or remove it.") from None
     if not isinstance(values, dict):

@@ -81,4 +81,4 @@ def convert(source: str | Path, destination: str | Path, to: str = "native", **o
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,6 +117,9 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake prints one sentence to stderr and exits with code 2."""
     warnings.formatwarning = _sentence
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no command
     try:
         app()
     except VitkitError as error:

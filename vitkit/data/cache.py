@@ -39,7 +39,7 @@ class CachedSource(Source):
     def __init__(self, source: Source, folder: Path) -> None:
         super().__init__(source.labels, source.class_names, source.names)
         self.source, self.folder = source, folder
-        about = json.loads((folder / "cache.json").read_text())
+        about = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
         self.bad: dict[str, str] = about["bad"]
         self.ready_for = InputSpec.from_dict(about["spec"]) if about["spec"] else None
         self._index = np.asarray(np.load(folder / "index.npy", mmap_mode="r"))
@@ -113,7 +113,7 @@ def cached(
         "spec": exact.to_dict() if exact is not None else None,
     }
     try:
-        old = json.loads((folder / "cache.json").read_text())
+        old = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         old = {}
     if {key: old.get(key) for key in about} != about:
@@ -154,7 +154,7 @@ def _make(
     finally:
         part.unlink(missing_ok=True)
     np.save(folder / "index.npy", index)
-    (folder / "cache.json").write_text(json.dumps(about | {"bad": bad}, indent=1) + "\n")
+    (folder / "cache.json").write_text(json.dumps(about | {"bad": bad}, indent=1) + "\n", encoding="utf-8")
 
 
 class _Decode:

@@ -263,7 +263,7 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
     record = aside / "moved.json"
     try:
         if record.is_file():
-            moved = json.loads(record.read_text())
+            moved = json.loads(record.read_text(encoding="utf-8"))
         for n, found in enumerate(report.findings):
             if found.level != "bad" or found.path is None or found.moved_to is not None:
                 continue
@@ -274,7 +274,9 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(source, target)
             moved[str(target.relative_to(aside))] = {"from": str(source), "reason": found.reason}
-            record.write_text(json.dumps(moved, indent=1) + "\n")  # after each: a stopped run leaves a true record
+            record.write_text(
+                json.dumps(moved, indent=1) + "\n", encoding="utf-8"
+            )  # after each: a stopped run leaves a true record
             report.findings[n] = Finding(found.split, found.name, "bad", found.reason, found.path, str(target))
     except (OSError, ValueError) as error:
         raise OutputError(f"Bad images could not be moved to {aside}: {error}.") from error

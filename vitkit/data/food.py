@@ -62,7 +62,7 @@ def fetched(url: str = URL, manifest: dict[str, dict[str, int]] | None = None) -
         os.replace(archive, archive.with_name(f"{archive.name}.refused"))
         raise
     (home / "pizza_steak_sushi.source.json").write_text(
-        json.dumps({"url": url, "sha256": sha256, "bytes": archive.stat().st_size}, indent=1) + "\n"
+        json.dumps({"url": url, "sha256": sha256, "bytes": archive.stat().st_size}, indent=1) + "\n", encoding="utf-8"
     )
     return root
 

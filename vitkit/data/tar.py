@@ -105,12 +105,12 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
     stamp = [[s.name, s.stat().st_size, s.stat().st_mtime_ns] for s in shards]
     index: Any = None
     with contextlib.suppress(OSError, ValueError):
-        index = json.loads(kept.read_text())
+        index = json.loads(kept.read_text(encoding="utf-8"))
     if not isinstance(index, dict) or index.get("stamp") != stamp:
         index = {"stamp": stamp, "rows": [row for n, shard in enumerate(shards) for row in _list(n, shard)]}
         try:
             part = kept.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(index))
+            part.write_text(json.dumps(index), encoding="utf-8")
             part.replace(kept)
         except OSError:  # a place that cannot be written to: the list is made again next time
             pass
@@ -136,7 +136,9 @@ def _class_names(folder: Path) -> list[str]:
     for name in ("class_names.txt", "classnames.txt", "classes.txt"):
         for place in (folder, folder.parent):
             if (place / name).is_file():
-                return [line.strip() for line in (place / name).read_text().splitlines() if line.strip()]
+                return [
+                    line.strip() for line in (place / name).read_text(encoding="utf-8").splitlines() if line.strip()
+                ]
     return []
 
 
