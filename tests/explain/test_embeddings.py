@@ -63,5 +63,5 @@ def test_patch_similarity_refuses() -> None:
     model, x = tiny()
     with pytest.raises(InputError, match=r"4 rows and 4 columns.*row 4, column 0"):
         patch_similarity(model, x, patch=(4, 0))
-    with pytest.raises(InputError, match=r"between 0 .* and 3; got 9"):
+    with pytest.raises(InputError, match=r"from 0 .* to 3; got 9"):
         patch_similarity(model, x, layer=9)

@@ -20,7 +20,7 @@ from vitkit.errors import DataError, InputError, UnknownName, VitkitError
 from vitkit.explain.attention import gradient_rollout, rollout
 from vitkit.explain.common import patch_map
 from vitkit.explain.plots import PLOTS
-from vitkit.jobs.explain import explain, over, patch_of, seen, summary, target_of
+from vitkit.jobs.explain import crop_box, explain, over, patch_of, summary, target_of
 from vitkit.jobs.figures import figures, pixels, sample_photos, some_images
 
 NAMES = ("cat", "dog", "fish", "bird", "Ox")
@@ -106,7 +106,7 @@ def test_a_crop_is_put_where_it_was_taken() -> None:
     """A wide image cut in the middle: the outside is dark, and the map's hottest place is where its patch was."""
     spec = dataclasses.replace(tiny()[0].input_spec, resize="crop")
     image = Image.new("RGB", (100, 50), (128, 128, 128))
-    assert seen(image, spec) == (25, 0, 75, 50)
+    assert crop_box(image, spec) == (25, 0, 75, 50)
     heat = np.zeros((4, 4))
     heat[1, 3] = 1
     found = over(image, heat, spec, 8).astype(int).max(-1)
@@ -116,7 +116,7 @@ def test_a_crop_is_put_where_it_was_taken() -> None:
     assert 50 / 4 <= hottest[0] < 50 / 2
     assert 25 + 3 * 50 / 4 <= hottest[1] < 75
     squash = dataclasses.replace(spec, resize="squash")
-    assert seen(image, squash) == (0, 0, 100, 50)
+    assert crop_box(image, squash) == (0, 0, 100, 50)
 
 
 def test_padded_inputs_keep_their_place() -> None:
@@ -135,7 +135,7 @@ def test_what_a_user_may_call_classes_and_patches() -> None:
     assert target_of(None, NAMES) is None
     with pytest.raises(InputError, match="no class 'dgo', did you mean 'dog'"):
         target_of("dgo", NAMES)
-    with pytest.raises(InputError, match="between 0 and 4"):
+    with pytest.raises(InputError, match="from 0 to 4"):
         target_of("5", NAMES)
     assert patch_of("2,3", (4, 6)) == (2, 3)
     assert patch_of("7", (4, 6)) == (1, 0)

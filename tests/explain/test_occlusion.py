@@ -78,7 +78,7 @@ def test_faithfulness_is_the_same_twice_and_refuses_what_does_not_fit() -> None:
     assert {name: s.deletion for name, s in once.items()} == {name: s.deletion for name, s in again.items()}
     with pytest.raises(InputError, match="one image"):
         faithfulness(model, x, {})
-    with pytest.raises(InputError, match="maps of 4 x 4 patches; 'a' has 9"):
+    with pytest.raises(InputError, match="maps of 4 x 4 patches; 'a' has 9 values"):
         faithfulness(model, x[:1], {"a": np.zeros((3, 3))})
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.explain.models import KINDS, tiny
 from vitkit.errors import InputError, OutputError
 from vitkit.explain import draw
-from vitkit.explain.common import Ask, image_of
+from vitkit.explain.common import PlotOptions, image_of
 from vitkit.explain.patches import PICTURES, cut, draw_all, embedding
 from vitkit.explain.plots import PLOTS
 
@@ -24,7 +24,7 @@ from vitkit.explain.plots import PLOTS
 def test_arrays(name: str, kind: str) -> None:
     model, x = tiny(kind)
     plot = PLOTS[name]
-    once, twice = plot.arrays(model, x, Ask()), plot.arrays(model, iter(x.split(1)), Ask())
+    once, twice = plot.arrays(model, x, PlotOptions()), plot.arrays(model, iter(x.split(1)), PlotOptions())
     assert once.keys() == twice.keys()
     assert once[plot.value].ndim == len(plot.axes)
     for key, values in once.items():
@@ -41,7 +41,7 @@ def test_arrays(name: str, kind: str) -> None:
 def test_drawn_and_written(name: str, tmp_path: Path) -> None:
     model, x = tiny("pruned")
     plot = PLOTS[name]
-    arrays = plot.arrays(model, x, Ask())
+    arrays = plot.arrays(model, x, PlotOptions())
     files = plot.write(arrays, tmp_path / "x" / name)
     assert [file.suffix for file in files] == [".png", ".svg", ".npz", ".csv"]
     with Image.open(files[0]) as picture:
@@ -63,16 +63,16 @@ def test_what_cannot_be_made_says_so() -> None:
         assert plot.fits(model) == (not plot.head)
         if plot.head:
             with pytest.raises(InputError, match="no head"):
-                plot.arrays(model, x, Ask())
+                plot.arrays(model, x, PlotOptions())
     with pytest.raises(InputError, match="got none"):
-        PLOTS["rollout"].arrays(model, iter(()), Ask())
+        PLOTS["rollout"].arrays(model, iter(()), PlotOptions())
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     plot = PLOTS["filters"]
     with pytest.raises(OutputError, match="--out"):
-        plot.write(plot.arrays(tiny()[0], torch.zeros(0), Ask()), tmp_path / "file" / "x")
+        plot.write(plot.arrays(tiny()[0], torch.zeros(0), PlotOptions()), tmp_path / "file" / "x")
     with pytest.raises(OutputError, match="--out"):
         draw.save(draw.bars(["a"], [1.0], title="", x=""), tmp_path / "file" / "x.png")
 
@@ -129,11 +129,11 @@ def test_enlarged_is_bilinear_between_centres() -> None:
     np.testing.assert_allclose(draw.enlarged(values, 33, 40), theirs.numpy(), atol=1e-5)
 
 
-def test_unit_takes_constants_and_outliers() -> None:
-    assert (draw.unit(np.full((3, 3), 7.0)) == 0).all()
+def test_to_unit_range_takes_constants_and_outliers() -> None:
+    assert (draw.to_unit_range(np.full((3, 3), 7.0)) == 0).all()
     values = np.zeros((10, 10))
     values[0, 0] = 1  # one patch above everything
-    assert draw.unit(values)[0, 0] == 1
+    assert draw.to_unit_range(values)[0, 0] == 1
 
 
 def test_images_are_seen_as_they_were() -> None:

@@ -47,7 +47,7 @@ def test_foodvision_mini(shared_data: Path, tmp_path: Path) -> None:
             assert said == []
             assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
             assert opened.evaluate("document.documentElement.scrollWidth") <= width
-            for words in ("pizza", "steak", "sushi", "the test part", "Most wrong"):
+            for words in ("pizza", "steak", "sushi", "the test part", "Worst errors"):
                 assert words in opened.inner_text("main")
             context.close()
         browser.close()

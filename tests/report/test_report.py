@@ -13,7 +13,7 @@ import pytest
 from vitkit.cli import app
 from vitkit.errors import OutputError, UnreadableFile
 from vitkit.explain.plots import PLOTS
-from vitkit.jobs.report import after, compare, report
+from vitkit.jobs.report import compare, report, try_report
 from vitkit.report.page import command
 from vitkit.report.render import duration
 
@@ -63,9 +63,9 @@ def test_everything_is_on_the_page(digits_page: Path, digits: Path) -> None:
         "Throughput",
         "training images",
         "macro F1",
-        "the validation part",
-        "Every class",
-        "Most confused",
+        "the validation split",
+        "Results per class",
+        "Most frequent confusions",
         "fingerprint",
     ):
         assert words in page.words, words
@@ -116,7 +116,7 @@ def test_what_is_gone_is_said(food: Path, photos: Path, tmp_path: Path) -> None:
     for file in run.glob("*.safetensors"):
         file.unlink()
     page = Reader(report(run).read_text(encoding="utf-8"))
-    for words in ("The images are not where they were", "The weights cannot be read", "Nothing was evaluated"):
+    for words in ("The images cannot be found any more", "The weights cannot be read", "No results"):
         assert words in page.words
     assert "figures" not in page.ids
     assert "curves" in page.ids
@@ -168,11 +168,11 @@ def test_a_probe(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_mistakes(tmp_path: Path, food: Path) -> None:
     with pytest.raises(UnreadableFile, match=r"run\.json"):
         report(tmp_path)
-    assert after(tmp_path).startswith("no report was written: Expected a run folder")
+    assert try_report(tmp_path).startswith("no report was written: Expected a run folder")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="file"):
         report(food, out=tmp_path / "file" / "report.html")
-    with pytest.raises(UnreadableFile, match="there are none"):
+    with pytest.raises(UnreadableFile, match="found none"):
         compare(tmp_path)
 
 

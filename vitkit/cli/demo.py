@@ -25,11 +25,11 @@ def demo(
     if found["stopped"]:
         print(f"stopped; all of it is saved. Go on with: vitkit train --out {place} --resume")
         raise typer.Exit(130)
-    from vitkit.jobs.report import after
+    from vitkit.jobs.report import try_report
 
     print(
         f"\n{found['right']} of {found['images']} digits that it had never seen are right: {found['accuracy']:.2%}, "
-        f"after {found['seconds']:.0f} s of training.\nwrote {place}\n{after(place)}\nnext:\n"
+        f"after {found['seconds']:.0f} s of training.\nwrote {place}\n{try_report(place)}\nnext:\n"
         f"  vitkit eval {place} digits\n"
         f"  vitkit train PHOTOS --from timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k --out runs/mine\n"
         f"  vitkit walk    vitkit recipes    vitkit --help"

@@ -1,4 +1,4 @@
-"""`vitkit describe`: a model's modules, shapes and parameters; and its drawings."""
+"""`vitkit describe`: the modules of a model with their shapes and parameters, and drawings of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from vitkit.cli.options import parse_size
 
 
 def describe(
-    model: Annotated[str, typer.Argument(help="A variant: vit-b/16, or timm's name of it (see `vitkit models`).")],
-    size: Annotated[str | None, typer.Option("--image-size", help="Pixels: 384, or 384x512 (height x width).")] = None,
-    num_classes: Annotated[int | None, typer.Option("--classes", help="Outputs of the head; 0 for none.")] = None,
-    channels: Annotated[int | None, typer.Option("--channels", help="Channels of an image.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images at once, for the shapes.")] = 1,
-    depth: Annotated[int | None, typer.Option("--depth", help="Show modules only down to this depth.")] = None,
-    draw: Annotated[Path | None, typer.Option("--draw", help="Folder to write two SVG drawings into.")] = None,
+    model: Annotated[str, typer.Argument(help="Variant, such as vit-b/16 or its timm name (see `vitkit models`).")],
+    size: Annotated[
+        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the variant's size).")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option("--classes", help="Number of classes; 0 for no head (default: 1000).")
+    ] = None,
+    channels: Annotated[int | None, typer.Option("--channels", help="Channels per image (default: 3).")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size of the shapes.")] = 1,
+    depth: Annotated[
+        int | None, typer.Option("--depth", min=0, help="Show modules down to this depth (default: all).")
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option("--draw", help="Folder for two SVG drawings of the model (default: no drawings).")
+    ] = None,
 ) -> None:
-    """Show every module of a model: what goes in, what comes out, how many parameters."""
+    """Show every module of a model with the shapes of its input and output and its parameters."""
     from vitkit.cli.text import print_table
     from vitkit.model.config import variant
     from vitkit.model.count import flops, parameters
@@ -49,7 +57,7 @@ def describe(
     )
     print(
         f"{parameters(config):,} parameters ({parameters(config) * 4 / 2**20:,.0f} MiB in fp32), "
-        f"{flops(config) / 1e9:,.1f} GFLOPs an image of {config.image_hw[0]} x {config.image_hw[1]}."
+        f"{flops(config) / 1e9:,.1f} GFLOPs per image of {config.image_hw[0]} x {config.image_hw[1]} pixels."
     )
     if draw is not None:
         from vitkit.errors import OutputError
@@ -63,6 +71,5 @@ def describe(
                 print(f"wrote {path}")
         except OSError as error:
             raise OutputError(
-                f"Expected a folder that can be written to; {draw} cannot ({error.strerror}). "
-                f"Choose another with --draw."
+                f"Expected a writable folder; cannot write to {draw} ({error.strerror}). Choose another with --draw."
             ) from error

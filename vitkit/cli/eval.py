@@ -91,9 +91,9 @@ def evaluate(
                 print(line)
             print(f"wrote {', '.join(map(str, written))}" if written else "(--out DIR writes all of it: JSON, CSV)")
         if report and run and folder == run.path:
-            from vitkit.jobs.report import after
+            from vitkit.jobs.report import try_report
 
-            print(after(run.path), file=sys.stderr if as_json else sys.stdout)
+            print(try_report(run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in found.outputs.skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
     place.close()

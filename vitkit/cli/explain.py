@@ -1,4 +1,4 @@
-"""`vitkit explain`: what a model sees in images, and whether to believe the picture."""
+"""`vitkit explain`: what a model looks at in an image, and how far to trust the picture."""
 
 from __future__ import annotations
 
@@ -12,26 +12,44 @@ from vitkit.cli.options import Device, ImageSize, Mean, Std, Weights
 
 def explain(
     weights: Weights,
-    images: Annotated[list[str], typer.Argument(help="Files, folders or patterns.", metavar="IMAGE...")],
-    out: Annotated[Path, typer.Option("--out", help="Folder; each image has its own below it.")] = Path("explained"),
+    images: Annotated[list[str], typer.Argument(help="Image files, folders or glob patterns.", metavar="IMAGE...")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; each image gets a subfolder.")] = Path("explained"),
     target: Annotated[
-        str | None, typer.Option("--class", help="Class to explain, by name or number; the likeliest when not given.")
+        str | None,
+        typer.Option("--class", help="Class to explain, by name or number (default: the most probable class)."),
     ] = None,
     patch: Annotated[
         str | None,
-        typer.Option("--patch", help="Patch to compare with: ROW,COLUMN from 0, or its number in `vitkit patches`."),
+        typer.Option(
+            "--patch",
+            help="Patch to compare the others with: ROW,COLUMN counted from 0, or its number in `vitkit patches`, "
+            "counted from 1 (default: the middle patch).",
+        ),
     ] = None,
-    layer: Annotated[int | None, typer.Option("--layer", help="Layer whose patches are compared; the last.")] = None,
-    occlusion: Annotated[bool, typer.Option("--occlusion", help="Also cover every place in turn (slow).")] = False,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer",
+            help="Compare patches after this many layers, from 0 (the embedding) to all; negative numbers count from "
+            "the end (default: after all layers and the final LayerNorm).",
+        ),
+    ] = None,
+    occlusion: Annotated[
+        bool, typer.Option("--occlusion", help="Also compute the occlusion map, which is slow.")
+    ] = False,
     faithfulness: Annotated[
-        bool, typer.Option("--faithfulness", help="Score the maps against a random one (slow).")
+        bool,
+        typer.Option(
+            "--faithfulness",
+            help="Also score each map against a random order of the patches, which is slow.",
+        ),
     ] = False,
     image_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
     device: Device = "auto",
 ) -> None:
-    """Show what a model sees: predictions, attention, rollout, gradient rollout, similar patches."""
+    """Show what a model looks at: predictions, attention, rollout, gradient-weighted rollout, similar patches."""
     from vitkit.cli import options as common
     from vitkit.cli.options import progress_bar
     from vitkit.cli.text import print_table
@@ -41,7 +59,7 @@ def explain(
 
     model = common.load(weights, Runtime(device, "fp32"), mean, std, image_size)
     results = []
-    with progress_bar("covering") as tell:
+    with progress_bar("occlusion") as tell:
         for one in run(
             model,
             images,
@@ -54,8 +72,11 @@ def explain(
             progress=tell,
         ):
             results.append(one)
-            said = ", ".join(f"{name} {p:.1%}" for name, p in one.predictions[:3]) or "no head, no predictions"
-            print(f"{one.image}: {said}\n  wrote {one.folder / 'overview.png'} and its parts", flush=True)
+            said = (
+                ", ".join(f"{name} {p:.1%}" for name, p in one.predictions[:3])
+                or "no predictions (the model has no head)"
+            )
+            print(f"{one.image}: {said}\n  wrote {one.folder / 'overview.png'} and more files next to it", flush=True)
     if faithfulness:
         print_table(
             ["map", "deletion#", "beats random#", "insertion#", "beats random#"],
@@ -72,6 +93,7 @@ def explain(
             title=f"Faithfulness over {len(results)} image{'s' if len(results) > 1 else ''}",
         )
         print(
-            "Probability of the class while the best patches are hidden (deletion: low is good) or shown (insertion: "
-            "high is good). A map that does not beat random tells nothing about this model."
+            "Mean probability of the class as the highest-ranked patches are covered (deletion: lower is better) or "
+            "sharpened (insertion: higher is better). A map that does not beat a random order says nothing about this "
+            "model."
         )

@@ -1,4 +1,4 @@
-"""`vitkit figures`: the paper's figures of a model."""
+"""`vitkit figures`: the figures of the paper, drawn for your model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,32 @@ def figures(
     ] = None,
     images: Annotated[
         str | None,
-        typer.Option("--images", help="A data set, a folder or a pattern; two sample photos when not given."),
+        typer.Option("--images", help="Data set, folder or glob pattern (default: two sample photos)."),
     ] = None,
-    count: Annotated[int, typer.Option("--count", help="Images that are looked at, spread over the data.")] = 128,
-    only: Annotated[list[str] | None, typer.Option("--only", help="A figure by name; repeatable. See --list.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder.")] = Path("figures"),
-    listed: Annotated[bool, typer.Option("--list", help="List the figures, and stop.")] = False,
+    count: Annotated[int, typer.Option("--count", help="Maximum number of images, spread evenly over the data.")] = 128,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Figure to draw, by its name in --list; repeatable (default: all of the paper's)."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("figures"),
+    listed: Annotated[bool, typer.Option("--list", help="List the figures and exit.")] = False,
     image_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
     device: Device = "auto",
 ) -> None:
-    """Draw Figures 6, 7, 10, 11 and 14 of the paper for a model; PNG, SVG and the data."""
+    """Draw Figures 6, 7, 10, 11 and 14 of the paper for a model, as PNG and SVG with their data."""
     from vitkit.cli.text import print_table
     from vitkit.errors import InputError, pick
     from vitkit.explain.plots import PLOTS
 
     if listed:
-        print_table(["figure", "made of", "what it shows"], [(n, p.needs, p.title) for n, p in PLOTS.items()])
+        print_table(["figure", "needs", "what it shows"], [(n, p.needs, p.title) for n, p in PLOTS.items()])
         return
     if weights is None:
-        raise InputError("Give a run, a file of weights or a hub id to draw figures of, or --list.")
+        raise InputError(
+            "Expected a run, a weights file or a hub id; got none. Give one, or list the figures with --list."
+        )
     for name in only or ():
         pick(PLOTS, name, "plot")
     from vitkit.cli import options as common
@@ -47,6 +52,6 @@ def figures(
     found = some_images(images, count)
     model = common.load(weights, Runtime(device, "fp32"), mean, std, image_size)
     if images is None:
-        print("no --images: two sample photos are looked at; mean attention distance wants about 128")
+        print("Using two sample photos. Mean attention distance needs about 128: give yours with --images.")
     for name, files in run(model, found, out, only=only):
         print(f"{name:16} {PLOTS[name].title}\n{'':16} {', '.join(str(file) for file in files)}", flush=True)

@@ -1,4 +1,4 @@
-"""`vitkit models`: the rows of Table 1 and of the authors' later papers."""
+"""`vitkit models`: the variants of Table 1 and of the authors' later papers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
 ) -> None:
-    """List the model variants with their sizes and the arithmetic of one image."""
+    """List the model variants with their sizes, parameters and FLOPs per image."""
     from vitkit.cli.text import print_table
     from vitkit.model.config import VARIANTS
     from vitkit.model.count import flops, parameters
@@ -47,4 +47,4 @@ def models(
             for name, row in rows.items()
         ],
     )
-    print("At 224 px with 1000 classes; a GFLOP is a billion operations, two for each multiply-add of one image.")
+    print("For images of 224 x 224 pixels and 1000 classes. A multiply-add counts as two operations (FLOPs).")

@@ -1,4 +1,4 @@
-"""`vitkit patches`: an image as Eq. 1 meets it."""
+"""`vitkit patches`: Eq. 1 of the paper in pictures."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ import typer
 
 
 def patches(
-    image: Annotated[str | None, typer.Argument(help="An image file; a sample photo when not given.")] = None,
-    model: Annotated[str, typer.Option("--model", help="A variant (see `vitkit models`), random.")] = "vit-b/16",
-    weights: Annotated[str | None, typer.Option("--from", help="Trained weights: a run, a file, a hub id.")] = None,
-    image_size: Annotated[str | None, typer.Option("--image-size", help="Pixels: 384, or 384x512.")] = None,
-    patch_size: Annotated[int | None, typer.Option("--patch-size", min=1, help="P of a new model.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random weights.")] = 42,
-    out: Annotated[Path, typer.Option("--out", help="Folder.")] = Path("patches"),
+    image: Annotated[str | None, typer.Argument(help="Image file (default: a sample photo).")] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="Variant with random weights, see `vitkit models`.")
+    ] = "vit-b/16",
+    weights: Annotated[
+        str | None,
+        typer.Option("--from", help="Trained weights: a run folder, a file or a hub id (default: random weights)."),
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the model's size).")
+    ] = None,
+    patch_size: Annotated[
+        int | None, typer.Option("--patch-size", min=1, help="Patch size in pixels (default: the variant's).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the weights.")] = 42,
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("patches"),
 ) -> None:
-    """Draw an image, its patches, their embedding and the sequence, each with its shape."""
+    """Draw an image, its patches, their embeddings and the sequence, each with its shape."""
     from vitkit.cli.options import parse_size
     from vitkit.model.config import variant
 
     size = parse_size(image_size)
-    variant(model)  # a wrong name is told before torch is imported
+    variant(model)  # reports an unknown name before importing torch, which is slow
     from vitkit.jobs.patches import patches as run
 
     files, shapes, trained = run(
@@ -33,4 +42,4 @@ def patches(
     for file in files:
         print(f"wrote {file}")
     if not trained:
-        print("The weights are random: patches and shapes are real, feature maps and positions have learnt nothing.")
+        print("The weights are random: feature maps and positions have learned nothing. Use trained ones with --from.")

@@ -108,9 +108,9 @@ def probe(
         else:
             show(found, data)
         if report:
-            from vitkit.jobs.report import after
+            from vitkit.jobs.report import try_report
 
-            print(after(found.run.path), file=sys.stderr if as_json else sys.stdout)
+            print(try_report(found.run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in skipped:
             print(f"vitkit: skipped {why}", file=sys.stderr)
     runtime.close()

@@ -1,4 +1,4 @@
-"""`vitkit report`: one HTML page about a run."""
+"""`vitkit report`: the HTML report of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the run's folder.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output file (default: report.html in the run folder).")
+    ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run: settings, data, curves, results, errors, figures."""
+    """Write a self-contained HTML report of a run: settings, data, curves, results, errors, figures."""
     from vitkit.jobs.report import report as write
 
     print(f"wrote {write(run, out=out)}")

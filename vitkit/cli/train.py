@@ -233,9 +233,9 @@ def carry_out(ready: Any, report: bool = True) -> None:
             f"wherever weights are taken:\n  vitkit eval {run.path} {ready.info['data']['spec']}"
         )
     if main and report:
-        from vitkit.jobs.report import after
+        from vitkit.jobs.report import try_report
 
-        print(after(run.path))
+        print(try_report(run.path))
 
 
 def summary(info: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`vitkit walk`: a photo through the paper's equations."""
+"""`vitkit walk`: follow a photo through the equations of the paper."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import typer
 
 
 def walk(
-    out: Annotated[Path, typer.Option("--out", help="Folder for what it writes.")] = Path("walk"),
-    model: Annotated[str, typer.Option("--model", help="A variant (see `vitkit models`).")] = "vit-b/16",
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("walk"),
+    model: Annotated[str, typer.Option("--model", help="Variant, see `vitkit models`.")] = "vit-b/16",
 ) -> None:
-    """Walk a photo through the paper's equations and show every shape."""
+    """Follow a photo through the equations of the paper and show the shape after each step."""
     from vitkit.cli.text import console
     from vitkit.model.config import variant
 
-    variant(model)  # a wrong name is told before torch is imported
+    variant(model)  # reports an unknown name before importing torch, which is slow
     from vitkit.jobs.walk import walk as steps_of
 
-    print(f"One photo through {model}, Eqs. 1-4. The weights are random: shapes are real, predictions mean nothing.\n")
+    print(f"One photo through Eqs. 1-4 of {model}. The weights are random, so look at the shapes, not the values.\n")
     pictures = []
     for step in steps_of(model, out):
         if isinstance(step, Path):
@@ -28,5 +28,5 @@ def walk(
             console().print(f"  {step.equation:6} {list(step.shape)!s:20} {step.words}", markup=False)
     print()
     for picture in pictures:
-        print(f"wrote {picture}: look at it")
+        print(f"wrote {picture}")
     print(f"next: vitkit describe {model} --draw {out}    vitkit models    vitkit --help")

@@ -1,5 +1,5 @@
-"""Model + pixels -> arrays -> pictures: what a model is made of, what it does to an image, what it looks at.
+"""Model + pixels -> arrays -> pictures: what a model consists of, what it does to an image, and what it looks at.
 
-What does not belong here: decoding files (data) and text for a terminal (cli). Arrays are computed in their own files;
-draw.py alone imports matplotlib.
+Decoding files belongs in data, and text for a terminal in cli. Each kind of array is computed in its own file; only
+draw.py imports matplotlib.
 """

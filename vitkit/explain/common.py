@@ -1,9 +1,9 @@
-"""What every explanation starts with: the plain ViT, still, with its pixels beside it."""
+"""What every explanation needs first: the plain ViT in evaluation mode, and pixels that fit it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,37 +15,38 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import ViT
-from vitkit.types import Array
+from vitkit.types import Array, Progress
 
 Arrays = dict[str, Array]
 Grid = tuple[int, int]
-Pixels = Tensor | Iterable[Tensor]  # one batch [B, C, H, W], or batches one after another
+Pixels = Tensor | Iterable[Tensor]  # one batch [B, C, H, W], or an iterable of batches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ask:
-    """What a user may choose about an explanation.
+class PlotOptions:
+    """What a user can choose about an explanation.
 
     Args:
-        target: class to explain; the most probable one of each image when None.
-        patch: (row, column) of the patch that others are compared with; the one in the middle when None.
-        layer: states to compare, 0 (after Eq. 1) to L, or from the end; the last one when None.
-        names: of the classes; the checkpoint's own, else their numbers, when empty.
-        progress: called with (done, of how many) by what takes long.
+        target: class to explain (default: the most probable class of each image).
+        patch: (row, column), counted from 0, of the patch to compare the others with (default: the middle one).
+        layer: compare the patches in z_layer: 0 is the output of Eq. 1, L that of the last layer; negative numbers
+            count from the end (default: the output of the final LayerNorm).
+        names: class names (default: those in the checkpoint, or else the class numbers).
+        progress: called with (done, total) during long computations.
     """
 
     target: int | None = None
     patch: Grid | None = None
     layer: int | None = None
     names: tuple[str, ...] = ()
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
 
 
 def unwrap(model: nn.Module) -> ViT:
-    """The plain ViT beneath a compiled or otherwise wrapped one (same parameters, no copy).
+    """Return the plain ViT inside a wrapped one, without copying parameters.
 
     Args:
-        model: a ViT, or what torch.compile or DistributedDataParallel made of it.
+        model: a ViT, or one wrapped by torch.compile or DistributedDataParallel.
     """
     inner: Any = model
     while not isinstance(inner, ViT):
@@ -62,11 +63,11 @@ def unwrap(model: nn.Module) -> ViT:
 
 @contextmanager
 def eval_mode(model: nn.Module, x: Tensor) -> Iterator[tuple[ViT, Tensor]]:
-    """Yield the plain model without dropout, and pixels that fit it; every module's mode is put back afterwards.
+    """Yield the plain model in evaluation mode and its checked pixels; restore every module's mode on exit.
 
     Args:
         model: see `unwrap`.
-        x: pixels [B, C, H, W], on any device.
+        x: pixels [B, C, H, W], on any device; padded, cast and moved to match the model.
     """
     vit = unwrap(model)
     modes = {module: module.training for module in vit.modules()}
@@ -80,31 +81,31 @@ def eval_mode(model: nn.Module, x: Tensor) -> Iterator[tuple[ViT, Tensor]]:
 
 
 def batches(pixels: Pixels, size: int = 8) -> Iterator[Tensor]:
-    """Yield batches of at most `size` images, whether one tensor was given or batches."""
+    """Yield batches of at most `size` images."""
     for x in [pixels] if isinstance(pixels, Tensor) else pixels:
         yield from x.split(size)
 
 
 def grid_of(model: nn.Module, x: Tensor) -> Grid:
-    """(rows, columns) of the patches of pixels that fit the model."""
+    """Return the (rows, columns) of patches in pixels x [B, C, H, W]."""
     P = unwrap(model).config.patch_size
     return -(-x.shape[2] // P), -(-x.shape[3] // P)
 
 
 def patch_map(values: Array, model: nn.Module, grid: Grid) -> Array:
-    """The patches' part of values of tokens: [..., T] -> [..., rows, columns]."""
+    """Drop the values of the prefix tokens and arrange the rest as a grid: [..., T] -> [..., rows, columns]."""
     prefix = unwrap(model).config.num_prefix_tokens
     return values[..., prefix:].reshape(*values.shape[:-1], *grid)
 
 
 def to_array(x: Tensor) -> Array:
-    """A tensor of any device and type as NumPy; floating point becomes float32, or stays float64."""
+    """Convert a tensor to NumPy; half-precision values become float32."""
     x = x.detach().cpu()
     return (x.float() if x.is_floating_point() and x.dtype != torch.float64 else x).numpy()
 
 
 def image_of(x: Tensor, model: nn.Module) -> NDArray[np.uint8]:
-    """Pixels as a person sees them: normalisation undone, [B, H, W, 3] uint8 (one or two channels become gray)."""
+    """Undo the normalisation: [B, C, H, W] -> [B, H, W, 3] uint8 (one or two channels are shown in gray)."""
     spec = unwrap(model).input_spec
     mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (spec.mean, spec.std))
     shown = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()  # [B, C, H, W]
@@ -113,10 +114,10 @@ def image_of(x: Tensor, model: nn.Module) -> NDArray[np.uint8]:
 
 
 def reader(model: nn.Module) -> tuple[slice, str]:
-    """Which tokens the head reads, and what they are called.
+    """Return which tokens the head reads, and a name for them.
 
-    With pool="cls" that is the class token. With pool="mean" no single token sums the image up: the mean over the
-    patches' rows takes its place, because that mean is what the head is given (Eq. 4).
+    With pool="cls" that is the class token. With pool="mean" no single token represents the image; the head reads the
+    mean over all patches (Eq. 4), so explanations average over the rows of all patches too.
     """
     c = unwrap(model).config
     if c.pool == "cls":
@@ -125,11 +126,11 @@ def reader(model: nn.Module) -> tuple[slice, str]:
 
 
 def targets_of(logits: Tensor, target: int | None) -> Tensor:
-    """The class to explain of each image, [B]: the one asked for, or the most probable.
+    """Return the class to explain for each image, [B].
 
     Args:
         logits: [B, K].
-        target: a class, or None.
+        target: a class (default: the most probable one).
     """
     K = logits.shape[1]
     if target is None:
@@ -140,22 +141,22 @@ def targets_of(logits: Tensor, target: int | None) -> Tensor:
 
 
 def needs_head(vit: ViT, what: str) -> None:
-    """Refuse a model without classes where a class is to be explained."""
+    """Raise InputError if the model has no head, because `what` explains a class."""
     if not vit.config.num_classes:
         raise InputError(
-            f"{what} explains a class, but this model has no head (num_classes=0); load one that "
-            f"classifies, or look at its attention and rollout."
+            f"{what} needs a model with a classification head, but this one has no head (num_classes=0). "
+            f"Load one that has classes, or look at attention or rollout instead."
         )
 
 
 def patch_at(patch: Grid | None, grid: Grid) -> Grid:
-    """(row, column) of the patch that was asked for, checked; the middle one when None."""
+    """Check a patch's (row, column), counted from 0, against the grid (default: the middle patch)."""
     if patch is None:
         return grid[0] // 2, grid[1] // 2
     row, column = patch
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise InputError(
-            f"Expected a patch in a grid of {grid[0]} rows and {grid[1]} columns, counted from 0; got "
+            f"Expected a patch in a grid of {grid[0]} rows and {grid[1]} columns, both counted from 0; got "
             f"row {row}, column {column}."
         )
     return row, column

@@ -1,6 +1,6 @@
-"""What a model is made of: every module with its shapes and parameters.
+"""What a model consists of: every module with its shapes and parameters.
 
-Nothing is computed: the model is built and run on the meta device, where tensors have shapes but no numbers.
+Nothing is computed: the model runs on the meta device, where tensors have shapes but no values.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Row:
     """One module.
 
     Args:
-        name: where it is in the model (`blocks.0.msa.qkv`); empty for the model itself.
+        name: path inside the model (`blocks.0.msa.qkv`); empty for the model itself.
         kind: its class.
-        input: shape of what comes in.
-        output: shape of what goes out.
-        parameters: how many numbers it holds, its parts included.
-        trainable: whether training would change any of them; None where there are none.
+        input: shape of its input.
+        output: shape of its output.
+        parameters: number of parameters, including those of its submodules.
+        trainable: whether any parameter is trainable; None for a module without parameters.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def depth(self) -> int:
-        """How many modules it is inside of."""
+        """Return the number of modules that contain this one."""
         return self.name.count(".") + 1 if self.name else 0
 
 
@@ -50,17 +50,17 @@ def _shape(value: Any) -> Shape:
 
 
 def meta(config: ViTConfig, batch: int = 1) -> tuple[ViT, Tensor]:
-    """A model and an image of its size, both without numbers."""
+    """Return a model and a batch of images of its size, both on the meta device."""
     with torch.device("meta"):
         return ViT(config).eval(), torch.empty(batch, config.num_channels, *config.image_hw)
 
 
 def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
-    """Every module of a model, in the order in which an image meets it.
+    """List every module of a model, in the order in which an image passes through them.
 
     Args:
         config: the architecture.
-        batch: B, images at once.
+        batch: batch size B of the shapes (default: 1).
     """
     model, x = meta(config, batch)
     shapes: dict[nn.Module, list[Shape]] = {}

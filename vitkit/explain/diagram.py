@@ -1,4 +1,4 @@
-"""Two drawings of a model with its own shapes: its classes one inside another, and Figure 1 of the paper."""
+"""Two drawings of a model, with its own shapes: its nested classes, and Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.count import parameters
 
 TALL, GAP, WIDE = 40, 6, 760
-HIDDEN = {"Dropout", "Residual"}  # without parameters and without effect on shapes: noise in a drawing
+HIDDEN = {"Dropout", "Residual"}  # left out of the drawing: they do not change any shape
 
 
 def shape(sizes: tuple[int, ...]) -> str:
-    """(1, 197, 768) -> "B x 197 x 768": the batch is whatever it is."""
+    """Format a shape with a symbolic batch size: (1, 197, 768) -> "B × 197 × 768"."""
     return " × ".join(["B", *map(str, sizes[1:])])
 
 
 def _nested(rows: list[Row], config: ViTConfig) -> list[tuple[int, str, str]]:
-    """(depth, words, shapes) of each box, all encoder blocks told by the first."""
+    """Return (depth, name, shapes) of each box; the first encoder block stands for all of them."""
     boxes = []
     for row in rows:
         first, _, number = row.name.partition(".")
@@ -29,20 +29,20 @@ def _nested(rows: list[Row], config: ViTConfig) -> list[tuple[int, str, str]]:
         shapes = f"{shape(row.input)}  →  {shape(row.output)}"
         if row.kind == "PositionEmbedding":
             shapes = f"E_pos  {' × '.join(map(str, row.output))}"
-        depth = row.depth - (first == "blocks")  # `blocks` itself is a list, no box of its own
+        depth = row.depth - (first == "blocks")  # `blocks` is a list and has no box of its own
         boxes.append((depth, words, f"{shapes}    {row.parameters:,} parameters" if row.parameters else shapes))
     return boxes
 
 
 def classes(config: ViTConfig) -> str:
-    """The nested class diagram as SVG.
+    """Draw the nested classes as SVG.
 
     Args:
         config: the architecture.
     """
     boxes = _nested(describe(config), config)
     parts: list[str] = []
-    ends: list[tuple[int, int, float]] = []  # (depth, index into parts, top) of boxes not closed yet
+    ends: list[tuple[int, int, float]] = []  # (depth, index into parts, top) of open boxes
     y = 56.0
 
     def close(depth: int) -> None:
@@ -65,7 +65,7 @@ def classes(config: ViTConfig) -> str:
 
 
 def _model(c: ViTConfig) -> list[str]:
-    """The left half of Figure 1, from the head down to the image."""
+    """Draw the left half of Figure 1, from the head down to the image."""
     D, T, (height, width), (rows, columns) = c.hidden_size, c.num_prefix_tokens + c.num_patches, c.image_hw, c.grid
     left, right, middle = 40, 620, 330
     parts = [svg.text(left, 34, "Vision Transformer (ViT)", "title", "start")]
@@ -121,9 +121,9 @@ def _model(c: ViTConfig) -> list[str]:
         for j in range(shown_columns)
     ]
     legend = (
-        "violet E_pos, pink patch embeddings"
-        + ", * class token" * c.class_token
-        + (f", R {c.num_register_tokens} registers" if c.num_register_tokens else "")
+        "violet: E_pos, pink: patch embeddings"
+        + ", *: class token" * c.class_token
+        + (f", R: {c.num_register_tokens} registers" if c.num_register_tokens else "")
     )
     return parts + [
         svg.text(
@@ -138,7 +138,7 @@ def _model(c: ViTConfig) -> list[str]:
 
 
 def _block(c: ViTConfig, bottom: float) -> list[str]:
-    """The right half of Figure 1: one encoder block, drawn upwards from `bottom`."""
+    """Draw the right half of Figure 1: one encoder block, upwards from `bottom`."""
     D, T, left, wide = c.hidden_size, c.num_prefix_tokens + c.num_patches, 720, 220
     centre, around = left + wide / 2, left + wide + 30
     parts: list[str] = []
@@ -180,7 +180,7 @@ def _block(c: ViTConfig, bottom: float) -> list[str]:
 
 
 def overview(config: ViTConfig) -> str:
-    """Figure 1 of the paper as SVG: the model on the left, one encoder block on the right.
+    """Draw Figure 1 of the paper as SVG: the model on the left, one encoder block on the right.
 
     Args:
         config: the architecture.

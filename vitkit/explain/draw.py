@@ -1,7 +1,7 @@
-"""Arrays -> pictures. The only file that imports matplotlib; no screen and no global state (pyplot) is involved.
+"""Arrays -> pictures. The only file that imports matplotlib; it needs no display and no global state (pyplot).
 
-Each function draws one kind of thing (tiles, points, lines, bars, a matrix) and knows nothing of models. Text and lines
-have one colour, INK: readable on white, and replaced by the page's own colour where a drawing is put into a page.
+Each function draws one kind of figure (tiles, points, lines, bars, a matrix) and knows nothing about models. Text and
+axes have one colour, INK, which is readable on white; inside an HTML page it becomes the page's own text colour.
 """
 
 from __future__ import annotations
@@ -26,18 +26,41 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitkit.errors import OutputError
-from vitkit.explain.pixels import FRAME, enlarged, framed, jpeg, overlay, png, shrunk, spotlight, spread, unit
+from vitkit.explain.pixels import (
+    FRAME,
+    enlarged,
+    framed,
+    jpeg,
+    overlay,
+    png,
+    shrunk,
+    spotlight,
+    to_unit_range,
+    with_gaps,
+)
 from vitkit.types import Array
 
-# `Figure` is the name that other files know matplotlib by; pixels are drawn with too, so `draw` has them all.
-__all__ = ["FRAME", "Figure", "enlarged", "framed", "jpeg", "overlay", "png", "shrunk", "spotlight", "spread", "unit"]
+# Callers need only this module: it re-exports matplotlib's Figure and the pixel operations.
+__all__ = [
+    "FRAME",
+    "Figure",
+    "enlarged",
+    "framed",
+    "jpeg",
+    "overlay",
+    "png",
+    "shrunk",
+    "spotlight",
+    "to_unit_range",
+    "with_gaps",
+]
 
 
 INK = "#3d4658"
 SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
 HEAT, SIGNED = "inferno", "viridis"
 DPI = 110
-LIGHT = 60_000  # bytes from which a picture inside a page is packed smaller
+LARGE = 60_000  # bytes; larger images inside a page are compressed
 
 
 def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArray[Any]:
@@ -46,7 +69,7 @@ def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArra
 
 
 def _ink(figure: Figure) -> Figure:
-    """Give text and frames that are black by default the one colour of all drawings; a $ is a $, no formula."""
+    """Draw black text and frames in INK, and show a $ as a dollar sign instead of parsing it as a formula."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
         if to_hex(text.get_color()) == "#000000":
@@ -60,22 +83,14 @@ def _ink(figure: Figure) -> Figure:
 
 @contextmanager
 def _quiet(salt: str) -> Iterator[None]:
-    """SVG text stays text, the same drawing has the same bytes, and scripts that the font lacks are no warning."""
+    """Keep SVG text as text, make the output reproducible, and silence warnings about glyphs the font lacks."""
     with warnings.catch_warnings(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def save(figure: Figure, *paths: Path) -> Path:
-    """Write a figure in the format of each path's ending (.png, .svg, .pdf).
-
-    Args:
-        figure: what is drawn.
-        paths: where it goes.
-
-    Returns:
-        The first path.
-    """
+    """Write a figure to each path, in the format of its suffix (.png, .svg, .pdf), and return the first path."""
     _ink(figure)
     for path in paths:
         try:
@@ -90,17 +105,17 @@ def save(figure: Figure, *paths: Path) -> Path:
                 )
         except OSError as error:
             raise OutputError(
-                f"Expected a place that can be written to; {path} cannot ({error.strerror}). Choose another with --out."
+                f"Expected a writable folder; cannot write {path} ({error.strerror}). Choose another one with --out."
             ) from error
     return paths[0]
 
 
 def inline(figure: Figure, label: str) -> str:
-    """A figure as an <svg> element for a page: transparent, in the page's own text colour, named for screen readers.
+    """Render a figure as an <svg> element for a page: transparent, and in the page's own text colour.
 
     Args:
-        figure: what is drawn.
-        label: what it shows, in words.
+        figure: the figure.
+        label: what it shows, for screen readers.
     """
     out = io.StringIO()
     _ink(figure)
@@ -109,8 +124,8 @@ def inline(figure: Figure, label: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _lighter, text)
-    # Identifiers must differ between the drawings of one page.
+    text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _compressed, text)
+    # Identifiers must be unique within the page.
     mark = re.sub(r"\W+", "-", label.lower())
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{mark}-", text)
     head, _, rest = text.partition(">")
@@ -120,10 +135,10 @@ def inline(figure: Figure, label: str) -> str:
     return f'{head} role="img" aria-label="{words}">{rest}'
 
 
-def _lighter(found: re.Match[str]) -> str:
-    """A large picture inside a drawing, packed smaller; transparency is kept."""
+def _compressed(found: re.Match[str]) -> str:
+    """Compress a large image inside a drawing, keeping its transparency."""
     raw, out = base64.b64decode(found[1]), io.BytesIO()
-    if len(raw) < LIGHT:
+    if len(raw) < LARGE:
         return found[0]
     with Image.open(io.BytesIO(raw)) as image:
         image.save(out, "WEBP", quality=82)
@@ -143,28 +158,28 @@ def tiles(
     limits: tuple[float, float] | None = None,
     bar: str | None = None,
 ) -> Figure:
-    """Pictures side by side, row after row.
+    """Arrange pictures in a grid, row by row.
 
     Args:
-        pictures: [H, W, 3] colours or [H, W] values; None leaves a place empty.
-        columns: pictures in a row.
-        title: a line above all.
-        names: a line above each.
-        side: inches of one picture.
-        left: names of the rows.
-        top: names of the columns.
-        scale: colour map for values.
-        limits: smallest and largest value of the colour map; each picture's own when not given.
-        bar: name of a colour bar beside them; none when not given.
+        pictures: [H, W, 3] colours or [H, W] values; None leaves a cell empty.
+        columns: pictures per row.
+        title: a line above the grid.
+        names: a line above each picture.
+        side: width of a picture in inches (default: 1.6).
+        left: labels of the rows.
+        top: labels of the columns.
+        scale: colour map for values (default: HEAT).
+        limits: values at the ends of the colour map (default: each picture's own minimum and maximum).
+        bar: label of the colour bar (default: no colour bar).
     """
     rows = -(-len(pictures) // columns)
     low, high = limits if limits is not None else (None, None)
     cells = [_coloured(p, scale or HEAT, low, high, round(side * 1.4 * DPI)) for p in pictures if p is not None]
     H, W = cells[0].shape[:2] if cells else (1, 1)
     gap = max(round(W * 0.04), 1)
-    above = max(round(0.18 * W / side), 1) if len(names) else 0  # room for a line of text, in the pictures' pixels
+    above = max(round(0.18 * W / side), 1) if len(names) else 0  # room for a line of text, in pixels of the pictures
     down, across = H + gap + above, W + gap
-    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)  # one picture is drawn at once
+    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)  # one image is faster than many axes
     figure = Figure(
         figsize=(
             columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
@@ -193,7 +208,7 @@ def tiles(
 
 
 def _coloured(picture: Array, scale: str, low: float | None, high: float | None, most: int) -> NDArray[np.uint8]:
-    """Values through a colour map, or colours as they are, at most about `most` pixels wide: [H, W, 3]."""
+    """Apply a colour map to [H, W] values, or keep [H, W, 3] colours, and shrink to about `most` pixels wide."""
     if picture.ndim == 2:
         least, largest = (np.nanmin(picture) if low is None else low), (np.nanmax(picture) if high is None else high)
         picture = mpl.colormaps[scale]((picture - least) / max(float(largest - least), 1e-12))[..., :3]
@@ -203,20 +218,25 @@ def _coloured(picture: Array, scale: str, low: float | None, high: float | None,
 
 
 def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
-    """Columns of points: one point for each [i, j] at x = i, NaN left out.
+    """Draw columns of points: values[i, j] at x = i + 1, one colour per j; NaN is left out.
 
     Args:
         values: [columns, points].
-        title: a line above.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        name: what one point is, for the legend ("Head").
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        name: what a point is ("Head"), for the legend.
     """
     figure = Figure(figsize=(6, 4.2), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
     for j in range(values.shape[1]):
         axis.scatter(
-            range(len(values)), values[:, j], s=22, color=SERIES[j % len(SERIES)], alpha=0.85, label=f"{name} {j + 1}"
+            range(1, 1 + len(values)),
+            values[:, j],
+            s=22,
+            color=SERIES[j % len(SERIES)],
+            alpha=0.85,
+            label=f"{name} {j + 1}",
         )
     axis.set(title=title, xlabel=x, ylabel=y)
     axis.set_ylim(bottom=0)
@@ -236,14 +256,14 @@ def lines(
     diagonal: bool = False,
     from_zero: bool = False,
 ) -> Figure:
-    """Lines over one axis.
+    """Draw one line per series.
 
     Args:
-        series: {name: (x values, y values)}; few values are marked by points too.
-        title: a line above.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        diagonal: whether the line y = x is drawn for comparison.
+        series: {name: (x values, y values)}; short series get point markers too.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        diagonal: whether to draw the line y = x for comparison.
         from_zero: whether the vertical axis starts at zero.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
@@ -263,18 +283,18 @@ def lines(
 
 
 def short(names: Sequence[str], most: int = 24) -> list[str]:
-    """Names that leave room for what they name: long ones are cut, with a sign that they are."""
+    """Truncate long names, marking the cut with an ellipsis."""
     return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
 
 
 def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:
-    """Horizontal bars, the first on top, each with its number.
+    """Draw horizontal bars labelled with their values, the first on top.
 
     Args:
-        names: of the bars.
+        names: labels of the bars.
         values: their lengths.
-        title: a line above.
-        x: name of the horizontal axis.
+        title: a line above the plot.
+        x: label of the horizontal axis.
     """
     figure = Figure(figsize=(6, 0.8 + 0.3 * len(names)), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
@@ -289,14 +309,14 @@ def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x
 
 
 def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -> Figure:
-    """A square of counts, coloured by the share of its row; numbers and names while they can be read.
+    """Draw a matrix of counts, each coloured by its share of its row; small matrices also show names and counts.
 
     Args:
         counts: [K, K].
-        names: of rows and columns.
-        title: a line above.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
+        names: labels of the rows and columns.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
     """
     K = len(counts)
     side = min(max(2.6, 0.42 * K + 1.6), 9.0)
@@ -333,16 +353,16 @@ def values(
     bar: str = "value",
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """A table of numbers as colours, stretched to be seen: rows down, columns across.
+    """Draw a table of numbers as colours: blue below zero, red above, saturating at the 99th percentile of |value|.
 
     Args:
         table: [rows, columns].
-        title: a line above.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        tall: inches.
-        bar: name of the colour bar.
-        marks: {row: words} written beside rows.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        tall: height in inches (default: 3).
+        bar: label of the colour bar.
+        marks: {row: label} of labelled rows.
     """
     figure = Figure(figsize=(9, tall), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
@@ -356,27 +376,26 @@ def values(
 
 
 def patches(image: NDArray[np.uint8], cut: NDArray[np.uint8], path: Path, title: str) -> Path:
-    """The image, its first row of patches, and the grid of all patches with their numbers.
+    """Draw an image, its first row of patches, and all patches with their numbers.
 
     Args:
         image: [H, W, C].
-        cut: [rows, columns, P, P, C], as `explain.patches.cut` gives it.
-        path: where the picture goes.
-        title: a line above it.
+        cut: its patches [rows, columns, P, P, C], from `explain.patches.cut`.
+        path: file to write.
+        title: a line above the picture.
     """
     rows, columns, P, _, channels = cut.shape
-    sheet, step = spread(cut)
+    sheet, step = with_gaps(cut)
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplot_mosaic([["image", "grid"], ["row", "row"]], height_ratios=[6, 1])
     figure.suptitle(title)
     height, width = image.shape[:2]
     for name, picture, words in (
-        ("image", image, f"image: {height} x {width} x {channels}"),
+        ("image", image, f"the image: {height} x {width} x {channels}"),
         (
             "grid",
             sheet,
-            f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} "
-            f"({P * P * channels} numbers each)",
+            f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} ({P * P * channels} values each)",
         ),
         ("row", sheet[:P], f"the first row: patches 1 to {columns}"),
     ):

@@ -1,4 +1,4 @@
-"""An image as the model meets it: cut into patches, embedded, put into a sequence (Eq. 1); as arrays, then drawn."""
+"""Eq. 1 step by step: an image cut into patches, embedded, and turned into a sequence; as arrays and as pictures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def cut(image: NDArray[np.uint8], patch_size: int) -> NDArray[np.uint8]:
     """Cut an image into patches.
 
     Args:
-        image: [H, W, C]; both sides are multiples of the patch.
+        image: [H, W, C]; H and W are multiples of P.
         patch_size: P.
 
     Returns:
-        [H / P, W / P, P, P, C]: patch [r, c] is row r, column c of the grid.
+        [H / P, W / P, P, P, C]; entry [r, c] is the patch in row r, column c.
     """
     height, width, channels = image.shape
     P = patch_size
@@ -37,15 +37,16 @@ def cut(image: NDArray[np.uint8], patch_size: int) -> NDArray[np.uint8]:
 
 @torch.no_grad()
 def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
-    """Everything that Eq. 1 makes of one image.
+    """Compute every step of Eq. 1 for one image.
 
     Args:
         model: a ViT, compiled or plain.
         pixels: one image, [1, C, H, W].
 
     Returns:
-        image [H, W, 3]; patches [rows, columns, P, P, 3]; maps [D, rows, columns], the patch embedding as feature
-        maps of a convolution; embedded [N, D]; positions [class token and N, D]; sequence z_0 [T, D].
+        image [H, W, 3]; patches [rows, columns, P, P, 3]; maps [D, rows, columns], the patch embedding as the feature
+        maps of a convolution; embedded [N, D]; positions E_pos, [N + 1, D] with a class token or else [N, D]; and
+        sequence, z_0 [T, D].
     """
     with eval_mode(model, pixels) as (vit, x):
         if len(x) != 1:
@@ -69,7 +70,7 @@ def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
 def _image(a: Arrays) -> draw.Figure:
     H, W = a["image"].shape[:2]
     return draw.tiles(
-        [a["image"]], 1, side=4, title=f"The image: {H} x {W} x {a['channels']} (height, width, channels)"
+        [a["image"]], 1, side=4, title=f"The image: {H} x {W} x {a['channels']} (height x width x channels)"
     )
 
 
@@ -91,7 +92,7 @@ def _grid(a: Arrays) -> draw.Figure:
         columns,
         side=min(0.55, 9 / columns),
         names=[str(i + 1) for i in range(rows * columns)],
-        title=f"All patches: {rows} x {columns} = {rows * columns} of {P} x {P} x {a['channels']}",
+        title=f"All {rows} x {columns} = {rows * columns} patches of {P} x {P} x {a['channels']}",
     )
 
 
@@ -102,9 +103,9 @@ def _maps(a: Arrays, count: int = 10, seed: int = 0) -> draw.Figure:
         [a["maps"][k] for k in chosen],
         min(count, 5),
         side=1.5,
-        names=[f"channel {k}" for k in chosen],
+        names=[f"channel {k + 1}" for k in chosen],
         scale=draw.SIGNED,
-        title=f"Random feature maps of the patch embedding: {len(chosen)} of {D} channels, each {rows} x {columns}",
+        title=f"Patch embedding as feature maps: {len(chosen)} random channels of {D}, each {rows} x {columns}",
     )
 
 
@@ -113,8 +114,8 @@ def _one(a: Arrays) -> draw.Figure:
     middle = a["patches"].shape[0] // 2 * a["patches"].shape[1] + a["patches"].shape[1] // 2
     return draw.values(
         a["embedded"][middle : middle + 1],
-        title=f"One patch, embedded and flattened: patch {middle + 1} of {N} as [1 x {D}]",
-        x=f"its {D} numbers",
+        title=f"Embedding of one patch: patch {middle + 1} of {N} as a vector [1 x {D}]",
+        x="dimension",
         y="",
         tall=1.5,
         marks={0: f"patch {middle + 1}"},
@@ -127,8 +128,8 @@ def _sequence(a: Arrays) -> draw.Figure:
     first = ", ".join(["class token"] * own + ["registers"] * (prefix > own)) or "patch 1"
     return draw.values(
         a["sequence"],
-        title=f"What the encoder is given, z_0 of Eq. 1: [{T} tokens x {D}], positions added",
-        x=f"width D = {D}",
+        title=f"The input of the encoder, z_0 of Eq. 1: [{T} tokens x {D}], with the position embeddings added",
+        x="dimension",
         y="",
         tall=4,
         marks={0: first, T - 1: f"patch {T - prefix}"},
@@ -139,11 +140,11 @@ def _positions(a: Arrays) -> draw.Figure:
     rows, D = a["positions"].shape
     return draw.values(
         a["positions"],
-        title=f"The positions that were added, E_pos: [{rows} x {D}]",
-        x=f"width D = {D}",
+        title=f"The position embeddings, E_pos: [{rows} x {D}]",
+        x="dimension",
         y="",
         tall=4,
-        marks={0: "class token" if a["class_token"] else "patch 1", rows - 1: "last patch"},
+        marks={0: "class token" if a["class_token"] else "patch 1", rows - 1: f"patch {len(a['embedded'])}"},
     )
 
 
@@ -159,11 +160,11 @@ PICTURES: dict[str, Callable[[Arrays], draw.Figure]] = {
 
 
 def draw_all(arrays: Arrays, out: Path) -> list[Path]:
-    """Draw every picture of PICTURES, numbered in the order of Eq. 1, and write the arrays beside them.
+    """Draw all PICTURES, numbered in the order of Eq. 1, and save the arrays.
 
     Args:
-        arrays: what `embedding` gave.
-        out: folder for `1_image.png` ... and `arrays.npz`.
+        arrays: the result of `embedding`.
+        out: folder for `1_image.png` and so on, and `arrays.npz`.
     """
     written = [
         draw.save(picture(arrays), out / f"{i}_{name}.png")

@@ -1,4 +1,4 @@
-"""Pixels -> pixels: maps brought to an image's size and laid over it, frames, smaller images, files in memory."""
+"""Pixels -> pixels: resize a map and lay it over its image, frame a patch, shrink and encode images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from vitkit.types import Array
 
 FRAME = (20, 200, 255)
-# From cold to warm: dark violet, red, orange, pale yellow.
+# Nine evenly spaced colours of matplotlib's "inferno": this file does not import matplotlib.
 WARM = (
     (0, 0, 4),
     (31, 12, 72),
@@ -27,28 +27,28 @@ WARM = (
 
 
 def encoded(image: NDArray[np.uint8], kind: str, **how: Any) -> bytes:
-    """[H, W, 3] pixels as the bytes of a file in one of Pillow's formats."""
+    """Encode [H, W, 3] pixels in one of Pillow's formats."""
     out = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(out, kind, **how)
     return out.getvalue()
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
-    """The bytes of a PNG file of [H, W, 3] pixels."""
+    """Encode [H, W, 3] pixels as PNG."""
     return encoded(image, "PNG")
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
-    """The bytes of a JPEG file of [H, W, 3] pixels."""
+    """Encode [H, W, 3] pixels as JPEG."""
     return encoded(image, "JPEG", quality=85)
 
 
-def unit(values: Array, most: float = 0.97) -> Array:
-    """Values brought to 0..1; all zeros where they are all the same.
+def to_unit_range(values: Array, most: float = 0.97) -> Array:
+    """Scale values to 0..1, saturating at a quantile; constant values become zeros.
 
     Args:
-        values: any; NaN is passed over.
-        most: the quantile that becomes 1: a few glaring patches must not make the rest invisible.
+        values: any shape; NaN is ignored.
+        most: the quantile that becomes 1 (default: 0.97), so that a few extreme patches do not hide the rest.
     """
     values = np.asarray(values, np.float32)
     low, high = float(np.nanmin(values)), float(np.nanquantile(values, most))
@@ -57,7 +57,7 @@ def unit(values: Array, most: float = 0.97) -> Array:
 
 
 def enlarged(values: Array, height: int, width: int) -> Array:
-    """A map [rows, columns] at [height, width], bilinear between the centres of the patches."""
+    """Resize a map [rows, columns] to [height, width], bilinearly between the centres of the patches."""
 
     def axis(old: int, new: int) -> tuple[Array, Array, Array]:
         at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
@@ -72,14 +72,14 @@ def enlarged(values: Array, height: int, width: int) -> Array:
 
 
 def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDArray[np.uint8]:
-    """A map over an image, at the image's own resolution: gray where it is small, coloured where it is large.
+    """Lay a map over an image at the image's own resolution: gray where the map is low, coloured where it is high.
 
     Args:
         image: [H, W, 3].
-        heat: [rows, columns] of patches; brought to 0..1 here.
-        strength: share of the colour where the map is largest.
+        heat: [rows, columns], one value per patch, in any range.
+        strength: opacity of the colour where the map is highest (default: 0.7).
     """
-    h = enlarged(unit(heat), *image.shape[:2])[..., None]
+    h = enlarged(to_unit_range(heat), *image.shape[:2])[..., None]
     at = np.linspace(0, len(WARM) - 1, 256)
     colours = np.stack([np.interp(at, range(len(WARM)), [c[i] for c in WARM]) for i in range(3)], -1)  # [256, 3]
     colours = colours.astype(np.float32)
@@ -88,23 +88,23 @@ def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDA
 
 
 def spotlight(image: NDArray[np.uint8], heat: Array) -> NDArray[np.uint8]:
-    """Figure 6's way: the image as bright as the map is large.
+    """Darken an image where the map is low, as in Figure 6.
 
     Args:
         image: [H, W, 3].
-        heat: [rows, columns] of patches.
+        heat: [rows, columns], one value per patch, in any range.
     """
-    h = enlarged(unit(heat), *image.shape[:2])[..., None]
+    h = enlarged(to_unit_range(heat), *image.shape[:2])[..., None]
     return (image * h).astype(np.uint8)
 
 
 def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[float, ...]) -> NDArray[np.uint8]:
-    """An image with a frame around one patch.
+    """Draw a frame around one patch.
 
     Args:
         image: [H, W, 3].
-        patch: (row, column).
-        grid: patches down and across; broken numbers where the last ones are cut.
+        patch: (row, column), counted from 0.
+        grid: (rows, columns); fractional if padding was cut from the last ones.
     """
     result = image.copy()
     top, left = (round(i * side / n) for i, side, n in zip(patch, image.shape, grid, strict=False))
@@ -117,12 +117,7 @@ def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[float, 
 
 
 def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """An image made smaller where it is wider than `most` pixels.
-
-    Args:
-        image: [H, W, 3].
-        most: pixels.
-    """
+    """Shrink an image [H, W, 3] that is wider than `most` pixels."""
     H, W = image.shape[:2]
     if most >= W:
         return image
@@ -130,8 +125,8 @@ def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BOX))
 
 
-def spread(cut: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
-    """Patches [rows, columns, P, P, C] laid out with white gaps; and the step from one to the next in pixels."""
+def with_gaps(cut: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
+    """Lay out patches [rows, columns, P, P, C] with white gaps; also return the distance between patches in pixels."""
     rows, columns, P, _, channels = cut.shape
     step = P + max(P // 8, 1)
     sheet = np.full((rows * step - step + P, columns * step - step + P, channels), 255, np.uint8)

@@ -1,4 +1,4 @@
-"""A few SVG shapes as text. Colours are set once in the drawing's own style sheet, for light and for dark readers."""
+"""A few SVG shapes as text. The style sheet of each drawing holds its colours, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLE = """
 
 
 def document(width: float, height: float, title: str, parts: list[str]) -> str:
-    """One SVG file of this size; `title` is what a screen reader says."""
+    """Assemble an SVG file; screen readers read `title` aloud."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img">\n<title>{escape(title)}</title>\n<style>{STYLE}\n</style>\n'
@@ -33,17 +33,17 @@ def document(width: float, height: float, title: str, parts: list[str]) -> str:
 
 
 def box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A rounded rectangle; `kind` names its colour."""
+    """Draw a rounded rectangle; `kind` selects its colour."""
     return f'<rect class="box {kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
-    """Words at a point."""
+    """Write text at a point."""
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
-    """A straight arrow, level or upright."""
+    """Draw a horizontal or vertical arrow."""
     dx, dy = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     back_x, back_y, side_x, side_y = x2 - 7 * dx, y2 - 7 * dy, 4 * dy, 4 * dx
     tip = f"{x2:g},{y2:g} {back_x + side_x:g},{back_y + side_y:g} {back_x - side_x:g},{back_y - side_y:g}"
@@ -54,5 +54,5 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def path(*points: tuple[float, float]) -> str:
-    """A line through points."""
+    """Draw a line through points."""
     return f'<polyline class="line" points="{" ".join(f"{x:g},{y:g}" for x, y in points)}"/>'

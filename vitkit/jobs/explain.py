@@ -1,4 +1,4 @@
-"""Images through a model -> predictions, maps over the images at their own resolution, arrays and numbers."""
+"""Images through a model -> predictions, maps over the images at full resolution, and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitkit.errors import InputError, OutputError, nearest
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explain import draw
-from vitkit.explain.common import Arrays, Ask, Grid, grid_of, targets_of, unwrap
+from vitkit.explain.common import Arrays, Grid, PlotOptions, grid_of, targets_of, unwrap
 from vitkit.explain.occlusion import Faithfulness, faithfulness
 from vitkit.explain.plots import MAP, PLOTS, write_table
 from vitkit.model.classifier import device_of, evaluating
@@ -29,14 +29,14 @@ from vitkit.types import Array, Progress
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """What was found in one image.
+    """The explanation of one image.
 
     Args:
-        image: what it is called.
+        image: its name.
         folder: where its files are.
-        predictions: (class, probability), the likeliest first; empty for a model without a head.
-        target: name of the class that was explained; None for a model without a head.
-        scores: faithfulness of each map, and of a random order; empty where it was not asked for.
+        predictions: (class, probability), the most probable first; empty for a model without a head.
+        target: name of the explained class; None for a model without a head.
+        scores: faithfulness of each map and of a random order; empty unless requested.
     """
 
     image: str
@@ -47,11 +47,11 @@ class Explained:
 
 
 def target_of(text: str | None, names: tuple[str, ...]) -> int | None:
-    """The class that a user means: a name in any case, or a number.
+    """Parse `--class`: a class name, in upper or lower case, or a class number.
 
     Args:
-        text: what was given.
-        names: of the classes.
+        text: the value of the option.
+        names: the class names.
     """
     if text is None:
         return None
@@ -61,14 +61,14 @@ def target_of(text: str | None, names: tuple[str, ...]) -> int | None:
     if text.isdigit() and int(text) < len(names):
         return int(text)
     hint = nearest(text, list(names)) or "."
-    raise InputError(f"There is no class {text!r}{hint} Give a name or a number between 0 and {len(names) - 1}.")
+    raise InputError(f"There is no class {text!r}{hint} Give a class name, or a number from 0 to {len(names) - 1}.")
 
 
 def patch_of(text: str | None, grid: Grid) -> Grid | None:
-    """The patch that a user means: `ROW,COLUMN` counted from 0, or the number that `vitkit patches` writes on it.
+    """Parse `--patch`: `ROW,COLUMN` counted from 0, or the number that `vitkit patches` shows.
 
     Args:
-        text: what was given.
+        text: the value of the option.
         grid: (rows, columns).
     """
     if text is None:
@@ -76,25 +76,25 @@ def patch_of(text: str | None, grid: Grid) -> Grid | None:
     parts = [part.strip() for part in text.split(",")]
     if not 1 <= len(parts) <= 2 or not all(part.isdigit() for part in parts):
         raise InputError(
-            f"Expected a patch as ROW,COLUMN (counted from 0) or as one number (counted from 1, as "
-            f"`vitkit patches` writes it); got {text!r}."
+            f"Expected a patch as ROW,COLUMN (counted from 0) or as a number (counted from 1, as "
+            f"`vitkit patches` shows it); got {text!r}."
         )
     if len(parts) == 2:
         return int(parts[0]), int(parts[1])
     if not 1 <= int(parts[0]) <= grid[0] * grid[1]:
-        raise InputError(f"Expected a patch between 1 and {grid[0] * grid[1]}; got {text}.")
+        raise InputError(f"Expected a patch from 1 to {grid[0] * grid[1]}; got {text}.")
     return divmod(int(parts[0]) - 1, grid[1])
 
 
 def at_size(spec: InputSpec, size: int | tuple[int, int] | None) -> InputSpec:
-    """The same preparation for another size of image."""
+    """Return the same preprocessing for another image size."""
     if size is None:
         return spec
     return dataclasses.replace(spec, size=(size, size) if isinstance(size, int) else size)
 
 
-def seen(image: Image.Image, spec: InputSpec) -> tuple[int, int, int, int]:
-    """The part of an image that the model is fed: left, top, right, bottom in the image's own pixels."""
+def crop_box(image: Image.Image, spec: InputSpec) -> tuple[int, int, int, int]:
+    """Return the part of an image that the model sees: left, top, right, bottom in pixels of the image."""
     (H, W), (width, height) = spec.size, resized(*image.size, spec)
     left, top = round((width - W) / 2), round((height - H) / 2)
     across, down = image.width / width, image.height / height
@@ -110,22 +110,20 @@ def seen(image: Image.Image, spec: InputSpec) -> tuple[int, int, int, int]:
 def over(
     image: Image.Image, heat: Array, spec: InputSpec, patch_size: int, patch: Grid | None = None
 ) -> NDArray[np.uint8]:
-    """A map over a whole image at its own resolution; what the model is not fed (cropped away) is darkened.
+    """Lay a map over the whole image at full resolution, darkening what preprocessing crops away.
 
     Args:
-        image: as decoded.
-        heat: [rows, columns] of patches.
-        spec: how the image was prepared.
+        image: the decoded image.
+        heat: [rows, columns], one value per patch.
+        spec: the model's preprocessing.
         patch_size: P.
-        patch: (row, column) to frame.
+        patch: (row, column) of a patch to frame (default: none).
     """
     whole = np.asarray(image.convert("RGB"))
-    left, top, right, bottom = seen(image, spec)
+    left, top, right, bottom = crop_box(image, spec)
     rows, columns = heat.shape
-    fed = draw.enlarged(heat, rows * patch_size, columns * patch_size)[
-        : spec.size[0], : spec.size[1]
-    ]  # padding cut off
-    part = draw.overlay(whole[top:bottom, left:right], fed)
+    padded = draw.enlarged(heat, rows * patch_size, columns * patch_size)
+    part = draw.overlay(whole[top:bottom, left:right], padded[: spec.size[0], : spec.size[1]])
     if patch is not None:
         part = draw.framed(part, patch, (spec.size[0] / patch_size, spec.size[1] / patch_size))
     result = (whole.mean(-1, keepdims=True) * 0.25).repeat(3, -1).astype(np.uint8)
@@ -146,33 +144,34 @@ def explain(
     image_size: int | tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Explained]:
-    """Explain images one after another; each gets a folder of its own below `out`.
+    """Explain images one by one, and write the files of each into its own folder inside `out`.
 
     Args:
         model: a ViT, compiled or plain.
-        images: what `vitkit.evaluation.predict` takes.
-        out: folder.
-        target: class to explain, by name or number; the most probable one when not given.
-        patch: patch to compare the others with, `ROW,COLUMN` or a number; the middle one when not given.
-        layer: states to compare; the last when not given.
-        occlusion: whether the slow occlusion map is made too.
-        score: whether the maps' faithfulness is measured; includes occlusion.
-        image_size: pixels to feed; the model's own when not given.
-        progress: called with (done, of how many) while occlusion runs.
+        images: anything that `vitkit.predict` accepts.
+        out: folder to write to.
+        target: name or number of the class to explain (default: the most probable class of each image).
+        patch: patch to compare the others with: `ROW,COLUMN` counted from 0, or its number in `vitkit patches`
+            (default: the middle patch).
+        layer: compare patches in z_layer, 0 to L (default: the output of the final LayerNorm).
+        occlusion: whether to compute the occlusion map, which is slow.
+        score: whether to score the faithfulness of the maps; implies `occlusion`.
+        image_size: image size in pixels (default: the model's).
+        progress: called with (done, total) during occlusion.
     """
     vit, source = unwrap(model), Images(images)
     spec, K = at_size(vit.input_spec, image_size), vit.config.num_classes
     names = class_names(vit.input_spec, K) if K else ()
     if not K and (target is not None or occlusion or score):
         raise InputError(
-            "This model has no head (num_classes=0): it has no classes to explain, and occlusion and "
-            "faithfulness need one. Leave --class, --occlusion and --faithfulness out."
+            "Expected a model with a classification head for --class, --occlusion or --faithfulness; this one has no "
+            "head (num_classes=0). Remove these options, or load a model that has classes."
         )
     used: set[str] = set()
     for i in range(len(source)):
         image, _ = source.read(i)
         x = preprocess(image, spec, source.names[i])[None]
-        ask = Ask(
+        options = PlotOptions(
             target=target_of(target, names),
             patch=patch_of(patch, grid_of(vit, x)),
             layer=layer,
@@ -180,11 +179,11 @@ def explain(
             progress=progress,
         )
         folder = out / _free(Path(source.names[i]).stem or "image", used)
-        yield _one(vit, x, image, source.names[i], spec, ask, folder, occlusion or score, score)
+        yield _one(vit, x, image, source.names[i], spec, options, folder, occlusion or score, score)
 
 
 def _free(name: str, used: set[str]) -> str:
-    """A folder name that was not used yet."""
+    """Return a folder name that is not in use yet."""
     found = next(n for n in (name, *(f"{name}-{k}" for k in range(2, 10**6))) if n not in used)
     used.add(found)
     return found
@@ -196,7 +195,7 @@ def _one(
     image: Image.Image,
     name: str,
     spec: InputSpec,
-    ask: Ask,
+    options: PlotOptions,
     folder: Path,
     slow: bool,
     score: bool,
@@ -207,10 +206,12 @@ def _one(
         if plot.needs == "image" and plot.fits(model) and (slow or not plot.slow)
     }
     predictions: tuple[tuple[str, float], ...] = ()
-    if ask.names:
+    if options.names:
         with evaluating(model):
-            ask = dataclasses.replace(ask, target=int(targets_of(model(x.to(device_of(model))), ask.target)))
-    found: dict[str, Arrays] = {key: plot.arrays(model, x, ask) for key, plot in chosen.items()}
+            options = dataclasses.replace(
+                options, target=int(targets_of(model(x.to(device_of(model))), options.target))
+            )
+    found: dict[str, Arrays] = {key: plot.arrays(model, x, options) for key, plot in chosen.items()}
     maps = {key: found[key][plot.value] for key, plot in chosen.items() if plot.axes == MAP}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,9 +244,9 @@ def _one(
                 )
     except OSError as error:
         raise OutputError(
-            f"Expected a folder that can be written to; {folder} cannot ({error.strerror}). Choose another with --out."
+            f"Expected a writable folder; cannot write to {folder} ({error.strerror}). Choose another one with --out."
         ) from error
-    target = ask.names[ask.target] if ask.names and ask.target is not None else None
+    target = options.names[options.target] if options.names and options.target is not None else None
     title = ", ".join(f"{n} {p:.0%}" for n, p in predictions[:3])
     draw.save(
         draw.tiles(
@@ -260,13 +261,13 @@ def _one(
     scores: dict[str, Faithfulness] = {}
     if score:
         evidence = {key: heat for key, heat in maps.items() if chosen[key].evidence}
-        scores = faithfulness(model, x, evidence, ask.target)
+        scores = faithfulness(model, x, evidence, options.target)
         _write_scores(folder, scores)
     return Explained(image=name, folder=folder, predictions=predictions, target=target, scores=scores)
 
 
 def _columns(path: Path, maps: dict[str, Array]) -> None:
-    """One line for each patch, one column for each map."""
+    """Write one line per patch, with one column per map."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*MAP, *maps])
@@ -284,13 +285,13 @@ def _write_scores(folder: Path, scores: dict[str, Faithfulness]) -> None:
         )
     for kind, curve in (("deletion", "deleted"), ("insertion", "inserted")):
         series = {name: (np.linspace(0, 1, len(getattr(s, curve))), getattr(s, curve)) for name, s in scores.items()}
-        words = "hidden: low is good" if kind == "deletion" else "shown: high is good"
+        words = "covered: lower is better" if kind == "deletion" else "sharpened: higher is better"
         draw.save(
             draw.lines(
                 series,
-                title=f"{kind.capitalize()}: the class as its best patches are {words}",
+                title=f"{kind.capitalize()}: as the highest-ranked patches are {words}",
                 x="share of the patches",
-                y="probability",
+                y="probability of the class",
                 from_zero=True,
             ),
             folder / f"{kind}.png",
@@ -298,13 +299,13 @@ def _write_scores(folder: Path, scores: dict[str, Faithfulness]) -> None:
 
 
 def summary(results: Iterable[Explained]) -> dict[str, dict[str, float]]:
-    """Mean faithfulness over images, and how often each map beats a random order.
+    """Average faithfulness over images, and count how often each map beats a random order.
 
     Args:
-        results: with scores.
+        results: explanations with scores.
 
     Returns:
-        {map: {deletion, insertion, deletion_beats_random, insertion_beats_random}}.
+        {map: {deletion, insertion, deletion_beats_random, insertion_beats_random}}; the last two are shares of images.
     """
     scores = [one.scores for one in results if one.scores]
     table = {}

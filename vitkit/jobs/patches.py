@@ -1,4 +1,4 @@
-"""One image -> the pictures of Eq. 1: patches, their embedding, the sequence."""
+"""One image -> the pictures of Eq. 1: patches, their embeddings, the sequence."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def patches(
     patch_size: int | None = None,
     seed: int = 42,
 ) -> tuple[list[Path], dict[str, tuple[int, ...]], bool]:
-    """Draw what Eq. 1 makes of an image.
+    """Draw every step of Eq. 1 for one image.
 
     Args:
-        image: a file, or one of what `vitkit.evaluation.predict` takes; a sample photo when not given.
-        out: folder.
-        model: a variant, with random weights.
-        weights: what `vitkit.load` takes, instead of a variant.
-        image_size: pixels; the model's own when not given.
-        patch_size: P of a new model; the variant's own when not given.
-        seed: of the random weights.
+        image: a file, or any image that `vitkit.predict` accepts (default: a sample photo).
+        out: folder to write to.
+        model: variant to create with random weights (default: vit-b/16).
+        weights: trained weights to use instead: anything that `vitkit.load` accepts.
+        image_size: image size in pixels (default: the model's).
+        patch_size: patch size P of a new model (default: the variant's).
+        seed: random seed of a new model (default: 42).
 
     Returns:
-        The files, the shape of each array, and whether the weights are trained ones.
+        The files written, the shape of each array, and whether trained weights were used.
     """
     if weights is not None:
         vit = load(weights)
@@ -52,12 +52,12 @@ def patches(
         vit.input_spec = dataclasses.replace(vit.input_spec, resize="crop", interpolation="bicubic")
     source = Images(image) if image is not None else sample_photos()
     spec = at_size(vit.input_spec, image_size)
-    picture = source.read(0 if image is not None else 1)[0]
-    arrays = embedding(vit, preprocess(picture, spec, source.names[0])[None])
+    i = 0 if image is not None else 1  # the second sample photo shows its patches better
+    arrays = embedding(vit, preprocess(source.read(i)[0], spec, source.names[i])[None])
     try:
         files = draw_all(arrays, out)
     except OSError as error:
         raise OutputError(
-            f"Expected a folder that can be written to; {out} cannot ({error.strerror}). Choose another with --out."
+            f"Expected a writable folder; cannot write to {out} ({error.strerror}). Choose another one with --out."
         ) from error
     return files, {name: values.shape for name, values in arrays.items() if values.ndim > 1}, weights is not None

@@ -1,4 +1,4 @@
-"""A run folder -> report.html beside its files; a folder of runs -> one page that compares them."""
+"""A run folder -> its report.html; a folder of runs -> one page that compares them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from vitkit.jobs.listing import list_runs
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.count import flops
 from vitkit.model.vit import ViT
-from vitkit.report import Shown, comparison, page
+from vitkit.report import PageInputs, comparison, page
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
 
-MOST_IMAGES = 5000  # of a validation part that are evaluated for a page; `vitkit eval` takes all of them
+MOST_IMAGES = 5000  # validation images that are evaluated for a report; `vitkit eval` uses all of them
 
 
 def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | None = None) -> Path:
-    """Write the page of a run.
+    """Write the HTML report of a run, and return its path.
 
-    What `vitkit eval` or `vitkit probe` left in the folder is shown; a training that was not evaluated yet is, on its
-    validation part. The test part is never touched here.
+    The report shows the results that `vitkit eval` or `vitkit probe` left in the folder. A training run without such
+    results is evaluated on its validation split; the test split is never used here.
 
     Args:
-        run: the run's folder.
-        out: the page; `report.html` in the run's folder when not given.
+        run: the run folder.
+        out: the HTML file (default: `report.html` in the run folder).
         progress: called with the number of images evaluated since the last call.
     """
     folder = RunFolder.open(run)
@@ -45,48 +45,50 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
     model = _try(
         lambda: load(folder.path, device=_device()),
         notes,
-        "The weights cannot be read, so there are no rollouts and figures",
+        "The weights cannot be read, so rollouts and figures are missing",
     )
-    parts = _try(lambda: _parts(folder), notes, "The images are not where they were")
+    parts = _try(lambda: _parts(folder), notes, "The images cannot be found any more")
     train, held, words = parts if parts is not None else (None, None, "")
     found = evaluation_of(folder)
     if found is not None:
         if (folder.path / "evaluation.json").stat().st_mtime < folder.weights().stat().st_mtime:
-            notes.append("The weights are newer than the evaluation; `vitkit eval` measures them again.")
-        held = _try(lambda: _source_of(found, folder), notes, "The evaluated images are not where they were")
+            notes.append("The weights are newer than these results. Evaluate them again with `vitkit eval`.")
+        held = _try(lambda: _source_of(found, folder), notes, "The evaluated images cannot be found any more")
     elif model is not None and held is not None:
-        found = _try(lambda: _evaluated(folder, model, held, words, notes, progress), notes, "It was not evaluated")
+        found = _try(
+            lambda: _evaluated(folder, model, held, words, notes, progress), notes, "The run could not be evaluated"
+        )
     place = Path(out).expanduser() if out is not None else folder.path / "report.html"
     return _write(
         place,
         page(
             folder,
-            Shown(
+            PageInputs(
                 evaluation=found,
                 train=train,
                 held=held,
                 model=model,
                 notes=notes,
-                looks=_affordable(model, 1e12, 4, 32) if model is not None else 0,
+                max_images=_affordable(model, 1e12, 4, 32) if model is not None else 0,
             ),
         ),
     )
 
 
 def _device() -> str:
-    """Where a page's pictures are computed."""
+    """Return the device to compute the figures on."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _affordable(model: ViT, work: float, least: int, most: int) -> int:
-    """Images that a page may spend `work` operations on; on an accelerator `most`."""
+    """Return how many images to process with a budget of `work` FLOPs on a CPU; `most` on an accelerator."""
     if model.positions.table.device.type != "cpu":
         return most
     return int(min(max(work / flops(model.config), least), most))
 
 
 def _try(what: Any, notes: list[str], otherwise: str) -> Any:
-    """The value of `what()`; a mistake that has a sentence becomes a note on the page, and None."""
+    """Return `what()`; if it raises a VitkitError, add a note to the page and return None."""
     try:
         return what()
     except VitkitError as error:
@@ -95,7 +97,7 @@ def _try(what: Any, notes: list[str], otherwise: str) -> Any:
 
 
 def evaluation_of(run: RunFolder) -> dict[str, Any] | None:
-    """What evaluation.json of a run holds, or None where there is none."""
+    """Return the contents of a run's evaluation.json, or None if there is none."""
     try:
         found = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -104,17 +106,17 @@ def evaluation_of(run: RunFolder) -> dict[str, Any] | None:
 
 
 def _parts(run: RunFolder) -> tuple[Source, Source | None, str]:
-    """What a run was fitted to, what it may be judged on without touching the test part, and what that is."""
+    """Return the training images of a run, its validation images, and a name for the latter."""
     data = run.info["data"]
     if run.info.get("kind") == "train":
         train, val, _ = train_and_val(data["spec"], run.info["recipe"]["val"], run.info["settings"]["seed"])
-        return train, val, "the validation part"
+        return train, val, "the validation split"
     splits = open_splits(data["spec"])
     return splits["train" if "train" in splits else "all"](), None, ""
 
 
 def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:
-    """The images that an evaluation.json is about."""
+    """Return the images of an evaluation."""
     names = {row["image"] for row in found["worst"]}
     source, _ = part_of(found["data"], None, run)
     if names <= set(source.names):
@@ -131,8 +133,8 @@ def _evaluated(
     most = _affordable(model, 2e13, 100, MOST_IMAGES)
     if len(held) > most:
         notes.append(
-            f"The numbers are of {most:,} of the {len(held):,} validation images, spread evenly; "
-            f"`vitkit eval` measures on all."
+            f"These results are for {most:,} of the {len(held):,} validation images, spread evenly. "
+            f"Evaluate all of them with `vitkit eval`."
         )
         held = Subset(held, np.linspace(0, len(held) - 1, most).round().astype(int))
     return evaluate(
@@ -153,11 +155,13 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def after(run: str | Path) -> str:
-    """Write the page of a run that has just ended, and say where it is; a page that fails does not fail the run.
+def try_report(run: str | Path) -> str:
+    """Write the report of a run that has just ended, and return a line that says where it is.
+
+    If the report fails, the line says why: the run itself has succeeded.
 
     Args:
-        run: the run's folder.
+        run: the run folder.
     """
     try:
         return f"report: {report(run)}"
@@ -166,15 +170,15 @@ def after(run: str | Path) -> str:
 
 
 def compare(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write one page about all runs under a folder.
+    """Write one page that compares all runs in a folder, and return its path.
 
     Args:
-        folder: searched to any depth.
-        out: the page; `runs.html` in the folder when not given.
+        folder: folder of runs, searched recursively.
+        out: the HTML file (default: `runs.html` in the folder).
     """
     rows = list_runs(folder)
     if not rows:
-        raise UnreadableFile(f"Expected runs under {folder}; there are none.")
+        raise UnreadableFile(f"Expected at least one run in {folder}; found none. Give a folder that contains runs.")
     place = Path(out).expanduser() if out is not None else Path(folder).expanduser() / "runs.html"
     root = Path(folder).expanduser()
     shown = [

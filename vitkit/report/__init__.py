@@ -1,11 +1,11 @@
-"""A RUN -> ONE HTML PAGE: what was run, on what, how it went, what it gets wrong; and runs beside each other.
+"""A run -> one HTML page: its settings, data, curves, results and errors; and a page that compares several runs.
 
-What does not belong here: measuring (evaluation), computing pictures (explain), opening models and data (jobs).
+Measuring belongs in evaluation, computing figures in explain, and opening models and data in jobs.
 """
 
 from __future__ import annotations
 
 from vitkit.report.compare import comparison
-from vitkit.report.page import Shown, page
+from vitkit.report.page import PageInputs, page
 
-__all__ = ["Shown", "comparison", "page"]
+__all__ = ["PageInputs", "comparison", "page"]

@@ -1,4 +1,4 @@
-"""Several runs -> one page: a table, their curves over each other, and the settings in which they differ."""
+"""Several runs -> one page: a table, their curves in shared plots, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vitkit.report.render import figure, render
 from vitkit.training.run_folder import RunFolder, flatten
 
 MOST_LINES = 8
-WORDS = ("recipe.source", "recipe.expect")  # about a recipe, not of it
+WORDS = ("recipe.source", "recipe.expect")  # describe a recipe, but do not change the result
 
 
 def comparison(runs: Sequence[RunFolder], rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """The page.
+    """Render the page that compares runs.
 
     Args:
         runs: the runs.
-        rows: of each run, what `vitkit runs` lists: path, kind, recipe, model, step, total, loss, top1, best, seconds.
-        title: of the page.
+        rows: for each run, the fields that `vitkit runs` lists, and `link`, the address of its report.
+        title: title of the page.
     """
     names = [str(row["path"]) for row in rows]
     return render(
@@ -56,13 +56,14 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
                 series[name] = ([row["step"] for row in lines], [row[value] for row in lines])
         if series:
             shown = dict(list(series.items())[-MOST_LINES:])
-            words = title if len(shown) == len(series) else f"{title} (the latest {MOST_LINES})"
-            drawn.append(figure(draw.lines(shown, title=words, x="step", y=value), f"{title} of the runs"))
+            words = title if len(shown) == len(series) else f"{title} (the latest {MOST_LINES} runs)"
+            y = "top-1 accuracy" if value == "top1" else value
+            drawn.append(figure(draw.lines(shown, title=words, x="step", y=y), f"{title} of the runs"))
     return drawn
 
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """(setting, its value in each run) of the settings in which the runs that have it differ."""
+    """Return (setting, its value in each run) for each setting that differs between runs."""
     flat = [
         flatten(
             {

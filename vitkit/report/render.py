@@ -1,4 +1,4 @@
-"""Values -> HTML: the templates, and pictures as parts of the page itself."""
+"""Values -> HTML: the templates, with all images embedded in the page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitkit.explain import draw
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SMALL = 64  # images narrower than this are enlarged, with their pixels visible
+SMALL = 64  # pixels; smaller images are embedded unchanged and enlarged with visible pixels
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill one of the templates of this folder; everything that is no Markup is escaped.
+    """Fill in a template; every value except Markup is escaped.
 
     Args:
         template: `page.html` or `runs.html`.
-        values: what it shows.
+        values: its variables.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vitkit.report", "."),
@@ -38,22 +38,22 @@ def render(template: str, **values: Any) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in percent, or a dash."""
+    """Format a share as a percentage; None becomes a dash."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def number(value: float | None) -> str:
-    """A number with four digits, or a dash."""
+    """Format a number with four significant digits; None becomes a dash."""
     return "–" if value is None else f"{value:.4g}"
 
 
 def whole(value: float | None) -> str:
-    """A whole number with separators, or a dash."""
+    """Format a number without decimals and with thousands separators; None becomes a dash."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """Format a duration in seconds, minutes or hours; None becomes a dash."""
     if seconds is None:
         return "–"
     if seconds < 120:
@@ -66,7 +66,7 @@ def _data(kind: str, content: bytes) -> str:
 
 
 def thumbnail(image: Image, side: int = 128) -> str:
-    """A decoded image as a data URI, at most `side` pixels on its longer side; tiny ones are kept to the pixel."""
+    """Encode an image as a data URI of at most `side` pixels; tiny images stay lossless."""
     small, out = image.convert("RGB"), io.BytesIO()
     if max(small.size) < SMALL:
         small.save(out, "PNG")
@@ -77,10 +77,10 @@ def thumbnail(image: Image, side: int = 128) -> str:
 
 
 def picture(pixels: NDArray[np.uint8]) -> str:
-    """Pixels [H, W, 3] as a data URI."""
+    """Encode pixels [H, W, 3] as a data URI."""
     return _data("jpeg", draw.jpeg(pixels))
 
 
 def figure(drawn: draw.Figure, label: str) -> Markup:
-    """A drawing as an <svg> element in the page's own colours."""
+    """Render a figure as an <svg> element in the colours of the page; `label` is for screen readers."""
     return Markup(draw.inline(drawn, label))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitkit.errors import InputError, pick
 from vitkit.explain.attention import class_attention, gradient_rollout, rollout
-from vitkit.explain.common import Ask, image_of, patch_map, to_array
+from vitkit.explain.common import PlotOptions, image_of, patch_map, to_array
 from vitkit.explain.plots import PLOTS, Plot
 from vitkit.model.checks import indices
 from vitkit.model.vit import ViT
@@ -147,7 +147,7 @@ def picture(model: ViT, x: Tensor, name: str) -> bytes:
     plot = pick(PICTURES, name, "picture")
     if not plot.fits(model):
         raise InputError(f"The picture {name!r} explains a class, but this model has no head (num_classes=0).")
-    figure, out = plot.draw(plot.arrays(model, x, Ask())), io.BytesIO()
+    figure, out = plot.draw(plot.arrays(model, x, PlotOptions())), io.BytesIO()
     figure.savefig(out, format="png", bbox_inches="tight", dpi=110)
     return out.getvalue()
 
