@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -9,13 +11,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitkit.cli import app
 from vitkit.errors import OutputError, UnreadableFile
 from vitkit.explain.plots import PLOTS
 from vitkit.jobs.report import compare, report, try_report
-from vitkit.report.page import command
-from vitkit.report.render import duration
+from vitkit.report.compare import differences
+from vitkit.report.page import CAPTIONS, cards, command
+from vitkit.report.render import duration, number, share, thumbnail, whole
+from vitkit.training.run_folder import RunFolder
 
 
 class Reader(HTMLParser):
@@ -71,6 +76,8 @@ def test_everything_is_on_the_page(digits_page: Path, digits: Path) -> None:
         assert words in page.words, words
     for plot in PLOTS.values():
         assert (plot.title in page.words) == (plot.needs != "image"), plot.title
+        assert (plot.caption in page.words) == (plot.needs != "image"), plot.title
+    assert all(caption in page.words for caption in CAPTIONS.values())
     assert len(page.ids) == len(set(page.ids))
     assert len([s for s in page.sources if s.startswith("data:image/")]) > 60
 
@@ -194,5 +201,57 @@ def test_the_command_can_be_typed_again() -> None:
     assert command({}) == ""
 
 
-def test_durations() -> None:
-    assert [duration(s) for s in (None, 3.04, 600, 7300)] == ["–", "3.0 s", "10.0 min", "2.0 h"]
+def test_numbers_as_people_read_them() -> None:
+    seconds = (None, 3.04, 119.9, 120, 600, 7199, 7200)
+    assert [duration(s) for s in seconds] == ["–", "3.0 s", "119.9 s", "2.0 min", "10.0 min", "120.0 min", "2.0 h"]
+    assert [share(s) for s in (None, 0, 0.1234, 1)] == ["–", "0.0%", "12.3%", "100.0%"]
+    assert [number(s) for s in (None, 12.3456, 1234567)] == ["–", "12.35", "1.235e+06"]
+    assert [whole(s) for s in (None, 12.6, 1234567)] == ["–", "13", "1,234,567"]
+
+
+def test_the_cards_on_top() -> None:
+    time = {"images_per_second": 100.0, "seconds": 30.0, "waiting": 0.1}
+    metrics = [
+        {"event": "train", "step": 500, "loss": 2.0, "time": time},
+        {"event": "val", "step": 500, "top1": 0.75},
+        {
+            "event": "train",
+            "step": 1000,
+            "loss": 0.51234,
+            "time": {**time, "images_per_second": 2000.0, "waiting": 0.3},
+        },
+        {"event": "val", "step": 1000, "top1": 0.5},
+    ]
+    info = {"steps": 1200, "parameters": 85_800_963, "trained": 2307}
+    training = [
+        ("training loss", "0.512", "step 1,000 of 1,200"),
+        ("throughput", "1,050", "images per second (median)"),
+        ("training time", "60.0 s", "20% of it waiting for data"),
+        ("parameters", "85,800,963", "2,307 trained"),
+    ]
+    assert cards(info, metrics, None) == [("best top-1 accuracy", "75.0%", "on the validation split"), *training]
+    found = {"top1": 0.876, "ci95": [0.8, 0.9251], "part": "the test split", "top5": 0.99, "n": 1234, "seconds": 5.0}
+    accuracy = ("top-1 accuracy", "87.6%", "on the test split; 95% confidence interval 80.0% to 92.5%")
+    assert cards(info, metrics, {**found, "per_class": [{}] * 5}) == [accuracy, *training]
+    assert cards({}, [], {**found, "per_class": [{}] * 6}) == [
+        accuracy,
+        ("top-5 accuracy", "99.0%", "1,234 images"),
+        ("time", "5.0 s", "without imports"),
+    ]
+
+
+def test_images_are_shrunk_or_kept() -> None:
+    large, tiny = Image.new("RGB", (300, 200)), Image.new("L", (8, 63), 7)
+    with Image.open(io.BytesIO(base64.b64decode(thumbnail(large).partition(",")[2]))) as image:
+        assert (image.format, image.size) == ("JPEG", (128, 85))
+    with Image.open(io.BytesIO(base64.b64decode(thumbnail(tiny).partition(",")[2]))) as image:
+        assert (image.format, image.size, image.getpixel((0, 0))) == ("PNG", (8, 63), (7, 7, 7))
+
+
+def test_a_difference_needs_two_values(tmp_path: Path) -> None:
+    runs = [
+        RunFolder(tmp_path, {"recipe": {"lr": 0.1, "decay": "cosine", "source": name}, "model": "vit-ti/16"} | more)
+        for name, more in (("a", {"processes": 2}), ("b", {}))
+    ]
+    runs[1].info["recipe"]["lr"] = 0.2
+    assert differences(runs) == [("recipe.lr", ["0.1", "0.2"])]
