@@ -1,6 +1,6 @@
 """A run -> one HTML page: its settings, data, curves, results and errors; and a page that compares several runs.
 
-Measuring belongs in evaluation, computing figures in explain, and opening models and data in jobs.
+What does not belong here: measuring (evaluation), computing figures (explain), opening models and data (jobs).
 """
 
 from __future__ import annotations
