@@ -12,17 +12,20 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer.main
+import yaml
 
+import vitkit
 from vitkit.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))]  # examples need downloads: their commands are only parsed
 BLOCK = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 SILENT = {"", "text", "json", "toml"}  # shown, not run
@@ -129,6 +132,19 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format requires
+    assert citation["version"] == vitkit.__version__
+
+
+def test_ci_runs_the_python_versions_that_the_package_names() -> None:
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [name.split()[-1] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == named
 
 
 def test_no_number_of_variants_in_prose() -> None:
