@@ -33,9 +33,9 @@ def accuracy(weights: str, photos: str, calibrate: int) -> None:
     print(f"{weights}, {shown.words}\n\n| | top-1 | points | agreement |\n|---|---|---|---|")
     for r in MERGE:
         if r:
-            from vitkit.evaluation import match_classes
+            from vitkit.evaluation import class_names, match_classes
 
-            outputs = match_classes(shown.report.class_names, model.input_spec, model.config.num_classes)
+            outputs = match_classes(shown.report.class_names, class_names(model))
             row(
                 f"fp32, merge {r}",
                 compare(plain.logits, logits_of(Graph(model, r), shown.report).logits, outputs[plain.labels]),

@@ -1,4 +1,5 @@
-"""Seed all global generators, to make a notebook repeatable. vitkit's own training does not use them."""
+"""One call that makes a notebook repeatable. Training itself never relies on it: there, randomness is a function of
+(seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def set_seeds(seed: int = 42) -> None:
     """Seed Python, NumPy and torch (all devices).
 
     Args:
-        seed: any whole number (default: 42).
+        seed: any whole number.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -88,7 +88,7 @@ def test_palette_with_transparency_keeps_its_colours():
 def test_raw_channels_are_counted():
     image = decode(encoded(picture(1).convert("RGBA"), "PNG"))
     assert to_channels(image, "raw", 4).mode == "RGBA"
-    with pytest.raises(BadImage, match=r"x\.png: has 4 channels \(RGBA\), but the model takes 2"):
+    with pytest.raises(BadImage, match=r"x\.png: has 4 channels \(RGBA\), the model takes 2"):
         to_channels(image, "raw", 2, "x.png")
 
 

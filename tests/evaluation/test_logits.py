@@ -59,7 +59,7 @@ def test_each_image_once_in_order(model, batch_size) -> None:
     assert found.logits.dtype == np.float32
 
 
-def test_anything_that_predicts_will_do() -> None:
+def test_any_classifier_will_do() -> None:
     class Mean:
         input_spec = InputSpec(size=(8, 8), class_names=("dark", "light"))
 
@@ -84,7 +84,7 @@ def test_bad_images_fail_or_are_named(model, tmp_path) -> None:
     assert [os.path.basename(name) for name in found.names] == ["good.png"]
     assert found.skipped[0][0].endswith("bad.png")
     assert "not an image" in found.skipped[0][1]
-    with pytest.raises(DataError, match="No image"):
+    with pytest.raises(DataError, match="at least one readable image"):
         logits_of(model, Images(tmp_path / "bad.png"), bad_images="skip")
 
 

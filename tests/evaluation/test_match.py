@@ -1,17 +1,25 @@
-"""Classes of a data set and outputs of a model: matched by name, WordNet number or index, else a sentence."""
+"""Matching a data set's classes to a model's outputs by name, WordNet ID or index, or a refusal."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.features.samples import tiny
 from vitkit import InputSpec
-from vitkit.errors import DataError
-from vitkit.evaluation.match import in_order, match_classes
+from vitkit.errors import DataError, InputError
+from vitkit.evaluation.match import by_wnid, in_order, match_classes
 from vitkit.evaluation.names import class_names, imagenet
 
 
-def spec(*names: str) -> InputSpec:
-    return InputSpec(class_names=names)
+class Blank:
+    """A classifier without a configuration, like an exported model: K zeros for every image."""
+
+    def __init__(self, K: int, *names: str) -> None:
+        self.K, self.input_spec = K, InputSpec(size=(8, 8), class_names=names)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(x), self.K)
 
 
 def test_imagenet_is_built_in() -> None:
@@ -20,9 +28,19 @@ def test_imagenet_is_built_in() -> None:
     assert list(known.wnids) == sorted(known.wnids)  # which is what decides the order
     assert (known.names[0], known.wnids[0]) == ("tench", "n01440764")
     assert (known.names[999], known.wnids[999]) == ("toilet tissue", "n15075141")
-    assert class_names(InputSpec(), 1000) == known.names
-    assert class_names(InputSpec(), 3) == ("0", "1", "2")
-    assert class_names(spec("a", "b"), 2) == ("a", "b")
+
+
+def test_names_of_outputs() -> None:
+    """The checkpoint's own, else ImageNet's for 1000 outputs, else numbers; K is read from whatever knows it."""
+    assert class_names(Blank(1000)) == imagenet().names
+    assert class_names(Blank(3)) == ("0", "1", "2")
+    assert class_names(Blank(2, "a", "b")) == ("a", "b")
+    model = tiny()
+    assert class_names(model) == ("0", "1", "2", "3")
+    model.input_spec = InputSpec(class_names=tuple("abcd"))
+    assert class_names(model) == tuple("abcd")
+    with pytest.raises(InputError, match=r"no head.*vitkit probe"):
+        class_names(tiny(num_classes=0))
 
 
 def test_imagenet_wnids_are_timms() -> None:
@@ -44,32 +62,35 @@ def test_imagenet_wnids_are_timms() -> None:
     ],
 )
 def test_matched(data, names, found) -> None:
-    assert match_classes(data, spec(*names), len(names)).tolist() == found
+    assert match_classes(data, names).tolist() == found
 
 
 def test_matched_to_imagenet() -> None:
-    assert match_classes(["n01443537", "n01440764"], InputSpec(), 1000).tolist() == [1, 0]
-    assert match_classes(["tench", "toilet_tissue"], InputSpec(), 1000).tolist() == [0, 999]
-    assert match_classes(["998", "002"], InputSpec(), 1000).tolist() == [998, 2]
-    assert match_classes(["crane (bird)", "crane (machine)"], InputSpec(), 1000).tolist() == [134, 517]
+    assert match_classes(["n01443537", "n01440764"], imagenet().names).tolist() == [1, 0]
+    assert match_classes(["tench", "toilet_tissue"], imagenet().names).tolist() == [0, 999]
+    assert match_classes(["998", "002"], imagenet().names).tolist() == [998, 2]
+    assert match_classes(["crane (bird)", "crane (machine)"], imagenet().names).tolist() == [134, 517]
     own = imagenet().wnids  # a checkpoint that spells them so itself
-    assert match_classes(["n01443537"], spec(*own), 1000).tolist() == [1]
+    assert match_classes(["n01443537"], own).tolist() == [1]
     long = [f"{name}, {number}" for number, name in enumerate(imagenet().names)]  # and one with synonyms
-    assert match_classes(["n01443537", "n15075141"], spec(*long), 1000).tolist() == [1, 999]
+    assert match_classes(["n01443537", "n15075141"], long).tolist() == [1, 999]
+    for other, same in ((100, True), (101, False)):  # nine tenths of the names make it ImageNet
+        mixed = [f"other {k}" if k < other else name.partition(" (")[0] for k, name in enumerate(imagenet().names)]
+        assert bool(by_wnid(mixed)) == same
 
 
 @pytest.mark.parametrize(
     ("data", "names", "words"),
     [
-        (["pizza", "burger"], ("pizza", "steak"), ["1 of the data's 2 classes", "'burger'"]),
+        (["pizza", "burger"], ("pizza", "steak"), ["1 of the data's 2 classes match by name, but 'burger' does not"]),
         (["n01440764"], ("a", "b"), ["0 of the data's 1"]),
-        (["0", "5"], ("a", "b"), ["1 of the data's 2", "indices"]),
-        (["Cat", "cat"], ("cat", "dog"), ["2 of the data's 2"]),  # two classes of one output
+        (["0", "5"], ("a", "b"), ["1 of the data's 2 classes match by index"]),
+        (["Cat", "cat"], ("cat", "dog"), ["2 of the data's 2 classes match by name, but two of them match the same"]),
     ],
 )
 def test_not_matched(data, names, words) -> None:
     with pytest.raises(DataError) as error:
-        match_classes(data, spec(*names), len(names))
+        match_classes(data, names)
     for word in words:
         assert word in str(error.value)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
@@ -18,7 +19,7 @@ from sklearn.metrics import (
 
 from vitkit.errors import InputError
 from vitkit.evaluation.logits import Outputs
-from vitkit.evaluation.measure import BINS, bootstrap, measure, ranks, reliability
+from vitkit.evaluation.measure import bootstrap, measure, ranks, reliability
 
 
 def outputs(logits, labels) -> Outputs:
@@ -52,6 +53,14 @@ def test_against_scikit_learn(n, K, seed) -> None:
     json.loads(json.dumps(m.to_dict(), allow_nan=False))
 
 
+def test_top5_is_five() -> None:
+    """Truths at ranks 0 to 6 of seven classes: five of seven are in the top five."""
+    m = measure(outputs([np.arange(7.0, 0, -1)] * 7, np.arange(7)))
+    assert (m.top1, m.top5) == (1 / 7, 5 / 7)
+    assert m.top5_ci95 == bootstrap(np.arange(7) < 5, seed=0) != bootstrap(np.arange(7) < 6, seed=0)
+    assert m.ci95 == bootstrap(np.arange(7) < 1, seed=0)
+
+
 def test_rank_of_equal_logits_is_that_of_the_first() -> None:
     assert ranks(np.array([[1.0, 2, 2], [1, 2, 2], [3, 3, 3]]), np.array([1, 2, 0])).tolist() == [0, 1, 0]
     m = measure(outputs([[0.0, 0], [0, 0]], [0, 1]))
@@ -62,7 +71,7 @@ def test_calibration_by_hand() -> None:
     confidence, right = np.array([0.95, 0.95, 0.95, 0.95, 0.5, 0.5]), np.array([True, True, True, False, True, False])
     bins = reliability(confidence, right)
     assert [(b.count, round(b.confidence, 6), b.accuracy) for b in bins] == [(2, 0.5, 0.5), (4, 0.95, 0.75)]
-    assert all(b.low < b.confidence <= b.high and b.high - b.low == pytest.approx(1 / BINS) for b in bins)
+    assert all(b.low < b.confidence <= b.high and b.high - b.low == pytest.approx(1 / 15) for b in bins)
     logit = np.log(0.95 / 0.05)
     m = measure(outputs([[logit, 0]] * 4, [0, 0, 0, 1]))
     assert m.ece == pytest.approx(0.2, abs=1e-6)
@@ -76,18 +85,25 @@ def test_bootstrap_is_that_of_resampled_images() -> None:
     low, high = bootstrap(right, seed=0)
     assert (low, high) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.02)
     assert bootstrap(right, seed=0) == (low, high)
+    exact = binom.ppf([0.025, 0.975], 10_000, 0.8) / 10_000  # 95%, and of many draws: 1e-3 is an eighth of its width
+    assert bootstrap(np.arange(10_000) < 8_000, seed=0) == pytest.approx(exact, abs=5e-4)
     assert bootstrap(np.ones(5, bool), 0) == (1, 1)
 
 
-def test_worst_errors_come_surest_first() -> None:
+def test_worst_errors_come_most_confident_first() -> None:
     m = measure(outputs([[9.0, 0], [1, 0], [0, 3], [5, 0]], [1, 1, 1, 0]), ["cat", "dog"], worst=1)
     assert [(w.image, w.truth, w.predicted) for w in m.worst] == [("0.jpg", "dog", "cat")]
     assert m.worst[0].confidence + m.worst[0].truth_probability == pytest.approx(1)
     assert m.confused == (("dog", "cat", 2),)
+    many = measure(outputs(np.tile([1.0, 0], (60, 1)), [1] * 60))
+    assert len(many.worst) == 20  # unless told otherwise
+    classes = np.roll(np.eye(60), 1, axis=1)  # 60 confusions, of which the 50 largest are listed
+    assert len(measure(outputs(classes, np.arange(60))).confused) == 50
 
 
 def test_many_classes_have_no_matrix_written_out() -> None:
-    m = measure(outputs(np.eye(3, 3000), [0, 1, 5]))
+    assert measure(outputs(np.eye(3, 2000), [0, 1, 5])).confusion is not None
+    m = measure(outputs(np.eye(3, 2001), [0, 1, 5]))
     assert m.confusion is None
     assert m.to_dict()["confusion"] is None
     assert m.confused == (("5", "2", 1),)

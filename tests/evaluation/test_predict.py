@@ -1,4 +1,4 @@
-"""vitkit.predict: everything that is an image, in the order given, with nothing lost in silence."""
+"""vitkit.predict: every form of image, in the order given, and nothing skipped silently."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_every_form_of_one_image_gives_the_same(model, folder) -> None:
         assert found[0].name == str(int(p.argmax()))  # an output without a name has its number
     assert vitkit.predict(model, path)[0].image == str(path)
     assert len(vitkit.predict(model, path)[0].guesses) == 4  # no more than there are
+    assert len(vitkit.predict(tiny(num_classes=9), path)[0].guesses) == 5  # unless told otherwise
 
 
 def test_folders_and_patterns(model, folder) -> None:
@@ -77,19 +78,19 @@ def test_what_cannot_be_read(model, folder) -> None:
     ("given", "error", "words"),
     [
         ([], DataError, "at least one"),
-        ("nothing/*.jpg", DataError, "No file fits"),
+        ("nothing/*.jpg", DataError, "files that match"),
         (np.zeros((3, 8, 8), np.uint8), InputError, r"uint8\[3, 8, 8\]"),
         (np.zeros((8, 8, 3), np.float32), InputError, "float32"),
         ([3], InputError, "got int"),
     ],
 )
-def test_what_is_no_image(model, given, error, words) -> None:
+def test_what_is_not_an_image(model, given, error, words) -> None:
     with pytest.raises(error, match=words):
         vitkit.predict(model, given)
 
 
 def test_an_empty_folder_and_no_guesses(model, tmp_path) -> None:
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="Expected images in the folder"):
         vitkit.predict(model, tmp_path)
     with pytest.raises(InputError, match="top must be"):
         vitkit.predict(model, np.zeros((8, 8), np.uint8), top=0)

@@ -14,7 +14,7 @@ import vitkit
 from tests.peers import peer
 from vitkit.data import Source, open_source
 from vitkit.data.base import Subset
-from vitkit.evaluation import logits_of, match_classes, measure
+from vitkit.evaluation import class_names, logits_of, match_classes, measure
 from vitkit.evaluation.logits import Outputs
 
 TI = "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"
@@ -43,7 +43,7 @@ def compare(shared_data, model, source: Source) -> Outputs:
     assert np.abs(found.logits - expected).max() <= BAR * np.abs(expected).max()
     assert (found.logits.argmax(1) == expected.argmax(1)).all()
     assert (np.sort(np.argsort(-found.logits)[:, :5]) == np.sort(np.argsort(-expected)[:, :5])).all()
-    labels = match_classes(source.class_names, model.input_spec, 1000)[found.labels]
+    labels = match_classes(source.class_names, class_names(model))[found.labels]
     return Outputs(found.logits, labels, found.index, found.names)
 
 

@@ -201,7 +201,7 @@ def test_bad_images(folder, cache) -> None:
     assert len(filled.read().names) == 10
     with pytest.raises(BadImage, match=r"red/1\.png"):
         fill(tiny(), source, cache, workers=0)
-    with pytest.raises(DataError, match="No image"):
+    with pytest.raises(DataError, match="at least one readable image"):
         fill(tiny(), Images([b"bad", b"worse"]), cache, workers=0, bad_images="skip")
 
 
@@ -214,6 +214,28 @@ def test_places_that_cannot_be_written(tmp_path) -> None:
         FeatureCache(tmp_path / "taken")
 
 
+def test_a_damaged_file_that_cannot_be_renamed(tmp_path, monkeypatch) -> None:
+    """As on Windows, while another process has it open."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "features.sqlite").write_bytes(b"nonsense" * 1000)
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OutputError, match=r"damaged and cannot be renamed \(Permission denied\).*--cache"):
+        FeatureCache(tmp_path)
+
+
+def test_many_images_are_asked_for_in_pieces(folder, cache, monkeypatch) -> None:
+    model, source = tiny(), open_source(folder, "all")
+    expected = embed(model, source, cache, workers=0).features
+    monkeypatch.setattr("vitkit.features.cache.KEYS", 5)
+    monkeypatch.setattr(sys.modules["vitkit.features.embed"], "CHUNK", 7)
+    again = fill(model, source, cache, workers=0)
+    assert (again.computed, again.reused) == (0, 12)
+    assert np.array_equal(again.read().features, expected)
+
+
 def test_nan_is_not_kept(folder, cache) -> None:
     model = tiny()
     torch.nn.init.constant_(model.norm.bias, float("nan"))
@@ -222,6 +244,7 @@ def test_nan_is_not_kept(folder, cache) -> None:
     assert cache.count() == 0
 
 
+POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 SCRIPT = """
 import os, random, signal, sys, time
 from tests.features.samples import tiny
@@ -277,15 +300,17 @@ def check(cache: Path, folder: Path, rows: int) -> None:
     db.close()
 
 
+@POSIX
 def test_three_writers_at_once(tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 30})
     assert write(tmp_path / "cache", folder, writers=3, kills=0) == [[0, 0, 0, 90]]
     check(tmp_path / "cache", folder, 90)
 
 
+@POSIX
 @pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, kills) -> None:
-    """kill -9: what was kept is kept, is right, and the next one goes on from there."""
+    """kill -9: what was written stays, is right, and the next process continues from there."""
     folder = photos(tmp_path / "photos", {"": 150})
     rounds = write(tmp_path / "cache", folder, writers=1, kills=kills)
     assert rounds[-1] == [0, 450]
@@ -295,6 +320,7 @@ def test_killed_at_random_moments(tmp_path, kills) -> None:
     check(tmp_path / "cache", folder, 450)
 
 
+@POSIX
 def test_one_of_two_writers_is_killed(tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 60})
     rounds = write(tmp_path / "cache", folder, writers=2, kills=1)

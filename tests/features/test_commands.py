@@ -1,4 +1,4 @@
-"""probe, eval, embed and predict as a user meets them, and the same numbers through every door."""
+"""probe, eval, embed and predict from the command line, with the same numbers from each and from Python."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def place(tmp_path_factory) -> Path:
 def test_probe_leaves_a_run_folder(place) -> None:
     said = (place / "said.txt").read_text()
     for words in (
-        "24 images to fit to, 15 to judge on (the test part)",
+        "24 training images, 15 to evaluate on (the test part)",
         "feature cls: 39 computed, 0 from the cache",
-        "s of work after imports",
+        "s, not counting imports and loading",
         "k-NN, k = 200",
-        "ridge, 5 images a class",
-        "nearest class mean",
+        "ridge, 5 images per class",
+        "nearest-class-mean",
     ):
         assert words in said
     run = RunFolder.open(place / "run")
@@ -117,11 +117,11 @@ def test_eval_prints_tables_and_writes_into_the_run(place) -> None:
     result = call("eval", place / "run", place / "photos", "--workers", 0)
     for words in (
         "top-1",
-        "95% between",
+        "95% interval",
         "(15 of 15)" if before["top1"] == 1 else "of 15)",
         "macro F1",
         "ECE",
-        "truth \\ said",
+        "true \\ predicted",
         "precision",
         "evaluation.json",
     ):
@@ -263,7 +263,7 @@ def test_eval_names_and_skips_bad_images(place, tmp_path) -> None:
 
 def test_classes_that_do_not_match_stop_the_evaluation(place, tmp_path) -> None:
     folder = photos(tmp_path / "photos", {"": 2}, {"red": (200, 0, 0), "violet": (150, 0, 150), "blue": (0, 0, 200)})
-    with pytest.raises(DataError, match=r"2 of the data's 3 classes match .*'violet'"):
+    with pytest.raises(DataError, match=r"2 of the data's 3 classes match by name, but 'violet'"):
         call("eval", place / "run", folder, "--workers", 0)
     found = json.loads(
         call("eval", place / "run", folder, "--workers", 0, "--in-order", "--json", "--out", tmp_path / "o").stdout
@@ -318,17 +318,19 @@ def test_probe_refuses_in_one_sentence(place, tmp_path) -> None:
         return str(result.exception)
 
     one = photos(tmp_path / "one", {"train": 3, "test": 2}, {"red": (200, 0, 0)})
-    assert "at least two classes; all 3 training images are 'red'" in refused(DataError, one)
+    assert "at least two classes; all 3 are 'red'" in refused(DataError, one)
     only = photos(tmp_path / "only", {"train": 3, "test": 2})
     for image in (only / "train" / "red").iterdir():
         image.unlink()
-    assert "'red' is in the test part (2 images) but has no training images" in refused(DataError, only)
+    assert "every class of the test part; 'red' has none, but 2 images in test" in refused(DataError, only)
     few = photos(tmp_path / "few", {"train": 1, "test": 1})
     assert "--strength" in refused(DataError, few)
     lone = photos(tmp_path / "lone", {"": 1})
-    assert "held out" in refused(DataError, lone)
+    assert "so that one can be held out" in refused(DataError, lone)
     assert "Unknown method 'svm'" in refused(ConfigError, only, "--method", "svm")
-    assert "has no place" in refused(ConfigError, place / "photos", "--features", "layers:0,1")
+    assert "cls, mean or pre-logits; got layers:0,1" in refused(
+        ConfigError, place / "photos", "--features", "layers:0,1"
+    )
     result = call(
         "probe", place / "photos", "--from", place / "tiny.safetensors", "--out", place / "run", error=OutputError
     )

@@ -244,12 +244,12 @@ def test_int8_on_the_real_model(shared_data: Path, tmp_path: Path) -> None:
 def test_merging_on_the_real_model(shared_data: Path, r: int, points: float) -> None:
     """The curve of the trade: points of top-1 that merging may cost on real photos."""
     from vitkit.data.sources import open_splits
-    from vitkit.evaluation import logits_of, match_classes
+    from vitkit.evaluation import class_names, logits_of, match_classes
     from vitkit.speed.graph import Graph
 
     plain = vitkit.load(shared_data / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth")
     source = open_splits(shared_data / "imagenet_val_500")["all"]()
-    outputs = match_classes(source.class_names, plain.input_spec, 1000)
+    outputs = match_classes(source.class_names, class_names(plain))
     first, second = (logits_of(one, source) for one in (plain, Graph(plain, r)))
     found = compare(first.logits, second.logits, outputs[first.labels])
     assert found.fast >= found.plain - points / 100

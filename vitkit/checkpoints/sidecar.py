@@ -1,4 +1,4 @@
-"""What weights alone cannot say: inside a native file, or next to another in `<file>.vitkit.json`, tied by sha256."""
+"""What a file of weights cannot say, beside it: `<file>.vitkit.json`, tied to the weights by their sha256."""
 
 from __future__ import annotations
 
@@ -7,65 +7,63 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, ViTConfig
 
 VERSION = 1
 
 
 def place(weights: Path) -> Path:
-    """Return the path of a file's sidecar."""
+    """Where the sidecar of a file stands."""
     return weights.with_name(weights.name + ".vitkit.json")
 
 
 def sha256(path: Path) -> str:
-    """Return the digest of a file."""
+    """The digest of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def describe(config: ViTConfig, spec: InputSpec, **more: Any) -> str:
-    """Return, as JSON, what travels with weights: architecture, numerics, preprocessing and class names."""
-    values = {"version": VERSION, "config": config.to_dict(), "input_spec": spec.to_dict(), **more}
-    return json.dumps(values, sort_keys=True, indent=1)
+def describe(config: ViTConfig, spec: InputSpec) -> dict[str, Any]:
+    """What travels with weights: architecture, numerics, preprocessing and class names."""
+    return {"version": VERSION, "config": config.to_dict(), "input_spec": spec.to_dict()}
 
 
-def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
-    """Parse what `describe` returned: configuration, InputSpec and extra strings; None if that is not what it is."""
+def understand(values: Any) -> tuple[ViTConfig, InputSpec] | None:
+    """The configuration and InputSpec that `describe` wrote; None where this is something else."""
     try:
-        values = json.loads(text)
-        spec = InputSpec.from_dict(values["input_spec"])
-        return ViTConfig.from_dict(values["config"]), spec, dict(values.get("extra") or {})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return ViTConfig.from_dict(values["config"]), InputSpec.from_dict(values["input_spec"])
+    except (KeyError, TypeError, AttributeError, ConfigError):
         return None
 
 
 def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str) -> None:
     """Write the sidecar of a file that has just been written."""
-    text = describe(config, spec, dialect=dialect, sha256=sha256(weights))
-    place(weights).write_text(text + "\n", encoding="utf-8")
+    values = {"dialect": dialect, "sha256": sha256(weights), **describe(config, spec)}
+    place(weights).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
-    """Read the sidecar of a file.
+    """What the sidecar of a file says.
 
     Args:
         weights: the file.
-        notes: receives a sentence if the sidecar cannot be trusted.
+        notes: takes a sentence when there is a sidecar that cannot be trusted.
 
     Returns:
-        None if there is no sidecar, or if its digest is not that of the file.
+        None where there is no sidecar, or its digest is not that of the file.
     """
     path = place(weights)
     if not path.is_file():
         return None
     try:
-        text = path.read_text(encoding="utf-8")
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError):
-        text = ""
-    if (found := understand(text)) is None:
-        notes.append(f"{path.name} is not a sidecar that this version can read; it is ignored.")
+        values = None
+    if not isinstance(values, dict) or (found := understand(values)) is None:
+        notes.append(f"{path.name} is no sidecar that this version can read; it is not used.")
         return None
-    if json.loads(text).get("sha256") != sha256(weights):
-        notes.append(f"{path.name} belongs to other weights (its sha256 does not match); it is ignored.")
+    if values.get("sha256") != sha256(weights):
+        notes.append(f"{path.name} belongs to other weights (its sha256 is not theirs); it is not used.")
         return None
-    return found[:2]
+    return found

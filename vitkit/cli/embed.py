@@ -1,4 +1,4 @@
-"""`vitkit embed`: features into the cache."""
+"""`vitkit embed`: compute features and keep them in the cache."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from vitkit.cli.options import (
 
 
 def embed(
-    data: Annotated[str, typer.Argument(help="A folder, a .csv, .parquet or .tar file, or kind:place.")],
+    data: Annotated[str, typer.Argument(help="Data: a folder, a .csv, .parquet or .tar file, or kind:place.")],
     weights: From,
     features: Features = None,
-    split: Annotated[str | None, typer.Option("--split", help="One part of the data; all when not given.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Part of the data (default: all parts).")] = None,
     cache: Cache = None,
-    out: Annotated[Path | None, typer.Option("--out", help="An .npz or .parquet file to write them to too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write the features to this .npz or .parquet file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImages = "fail",
     batch_size: BatchSize = 64,
@@ -41,7 +43,7 @@ def embed(
     std: Std = None,
     image_size: ImageSize = None,
 ) -> None:
-    """Compute the features of a data set once, and keep them; what is there already is not computed again."""
+    """Compute the features of a data set and cache them; cached features are not computed again."""
     from vitkit.cli import options as common
     from vitkit.features.choice import choose
     from vitkit.features.export import check
@@ -102,7 +104,7 @@ def embed(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
                     f"{part['seconds']:.2f} s{rate}"
                 )
-            print(f"feature {choice.name}, {choice.width} numbers an image, in {kept.path}")
+            print(f"{choice.width} values per image (feature: {choice.name}), cached in {kept.path}")
             if out is not None:
                 print(f"wrote {out}")
         for _, why in skipped:

@@ -1,4 +1,4 @@
-"""`vitkit predict`: what a model says of images."""
+"""`vitkit predict`: classify images."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def predict(
     images: Annotated[
         list[str],
         typer.Argument(
-            help="Images, folders or patterns; - reads one image, or a list of files, from standard input.",
+            help="Images, folders or glob patterns; - reads one image, or a list of files, from standard input.",
             metavar="IMAGE|FOLDER|GLOB|-",
         ),
     ],
-    top: Annotated[int, typer.Option("--top", min=1, help="Classes for each image.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Classes to show per image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated lines, one for each class.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per image and class.")] = False,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
@@ -35,11 +35,11 @@ def predict(
     std: Std = None,
     image_size: ImageSize = None,
 ) -> None:
-    """Classify images. A file that cannot be read is named and skipped; the exit code is then 1."""
+    """Classify images. Files that cannot be read are reported and skipped, and the exit code is 1."""
     from vitkit.errors import ConfigError
 
     if as_json and as_csv:
-        raise ConfigError("Give --json or --csv, not both.")
+        raise ConfigError("Expected --json or --csv; got both. Leave one out.")
     from vitkit.cli import options as common
     from vitkit.evaluation.predict import Images, predictions
     from vitkit.runtime import Runtime
@@ -54,8 +54,8 @@ def predict(
 
     kept: list[dict[str, object]] = []
     lines = csv.writer(sys.stdout, lineterminator="\n")
-    few = len(source) <= batch_size  # so few need neither worker processes nor a bar
-    watched = sys.stdout.isatty() and not as_json  # lines that are seen as they come need no bar
+    few = len(source) <= batch_size  # too few for worker processes or a progress bar to be worth it
+    watched = sys.stdout.isatty() and not as_json  # the lines themselves show the progress
     with common.counting("predicting", len(source), show=not few and not watched) as tick:
         if as_csv:
             lines.writerow(("image", "rank", "class", "index", "probability"))
@@ -95,7 +95,7 @@ def predict(
 
 
 def from_stdin() -> list[Given]:
-    """One encoded image, or the files that a list of lines names."""
+    """Read one encoded image, or a list of files, one per line."""
     from vitkit.errors import DataError
 
     data = sys.stdin.buffer.read()
@@ -110,7 +110,7 @@ def from_stdin() -> list[Given]:
 
 
 def show(found: Prediction) -> None:
-    """Print one line.
+    """Print one prediction on one line.
 
     Args:
         found: the prediction.

@@ -1,4 +1,4 @@
-"""`vitkit probe`: a classifier from frozen features, in seconds."""
+"""`vitkit probe`: fit a classifier to frozen features."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ if TYPE_CHECKING:
 
 
 def probe(
-    data: Annotated[str, typer.Argument(help="A folder, a .csv, .parquet or .tar file, or kind:place.")],
+    data: Annotated[str, typer.Argument(help="Data: a folder, a .csv, .parquet or .tar file, or kind:place.")],
     weights: From,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
+    out: Annotated[Path, typer.Option("--out", help="Run folder to create.")],
     method: Annotated[
         str,
         typer.Option(
             "--method",
-            help="logistic, sgd (many images or classes), ridge (the paper's "
-            "few-shot regression), knn; several with commas: the first is saved.",
+            help="logistic, sgd (for many images or classes), ridge (the paper's few-shot regression) or knn. With "
+            "several, separated by commas, the first is saved.",
         ),
     ] = "logistic",
     features: Features = None,
     cache: Cache = None,
     strength: Annotated[
         float | None,
-        typer.Option("--strength", help="C of logistic regression; chosen by cross-validation when not given."),
+        typer.Option(
+            "--strength", help="C of logistic regression; smaller is stronger (default: chosen by cross-validation)."
+        ),
     ] = None,
-    folds: Annotated[int, typer.Option("--folds", help="Of the cross-validation.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", help="Of folds, orders and held-out parts.")] = 0,
+    folds: Annotated[int, typer.Option("--folds", help="Folds of the cross-validation.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the run.")] = True,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html to the run folder.")] = True,
     bad_images: BadImages = "fail",
     batch_size: BatchSize = 64,
     workers: Workers = None,
@@ -58,15 +60,15 @@ def probe(
     std: Std = None,
     image_size: ImageSize = None,
 ) -> None:
-    """Fit a classifier to frozen features: one pass of the backbone, none where the cache has them already."""
+    """Fit a classifier to frozen features; the backbone runs once, and not at all if the features are cached."""
     from vitkit.cli import options as common
-    from vitkit.features.probe import Options, several
+    from vitkit.features.probe import Options, parse_methods
     from vitkit.jobs import embed
     from vitkit.jobs import probe as job
     from vitkit.runtime import Runtime
     from vitkit.training.run_folder import RunFolder
 
-    options, methods = Options(folds=folds, strength=strength, seed=seed), several(method)
+    options, methods = Options(folds=folds, strength=strength, seed=seed), parse_methods(method)
     RunFolder.check_place(out)
     parts = job.parts_of(data, seed)
     runtime = Runtime(device, precision)
@@ -119,22 +121,22 @@ def probe(
 
 
 def show(found: Probe, data: str) -> None:
-    """Print a probe for people.
+    """Print the result of a probe.
 
     Args:
-        found: what came of it.
-        data: as the user named it.
+        found: the result.
+        data: the data set, as the user named it.
     """
     from vitkit.cli.text import print_table
 
     m, train, held = found.evaluation.measures, found.train, found.held
     print(
-        f"{len(train.source)} images to fit to, {m.n} to judge on ({found.evaluation.part}); feature "
+        f"{len(train.source)} training images, {m.n} to evaluate on ({found.evaluation.part}); feature "
         f"{train.choice.name}: {train.computed + held.computed} computed, {train.reused + held.reused} from the "
         f"cache, {found.seconds['embed']:.2f} s"
     )
     print_table(
-        ["method", "top-1#", "right#", "chosen on train alone", "seconds#"],
+        ["method", "top-1#", "correct#", "chosen on training images", "seconds#"],
         [
             [
                 r.fitted.method,
@@ -149,7 +151,7 @@ def show(found: Probe, data: str) -> None:
     for result in found.results:
         for row in result.more.get("few_shot", ()):
             print(
-                f"  ridge, {row['shots']} images a class: {row['mean']:.4f} "
+                f"  ridge, {row['shots']} images per class: {row['mean']:.4f} "
                 f"({', '.join(f'{a:.4f}' for a in row['accuracies'])})"
             )
         for row in result.more.get("neighbours", ()):
@@ -158,8 +160,8 @@ def show(found: Probe, data: str) -> None:
             print(f"note: {note}")
     first = found.results[0]
     print(
-        f"saved: {first.fitted.method}, top-1 {m.top1:.4f}, 95% between {m.ci95[0]:.4f} and {m.ci95[1]:.4f}, "
+        f"saved: {first.fitted.method}, top-1 {m.top1:.4f}, 95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}, "
         f"ECE {m.ece:.4f}"
     )
-    print(f"{found.seconds['work']:.2f} s of work after imports")
+    print(f"{found.seconds['work']:.2f} s, not counting imports and loading")
     print(f"wrote {found.run.path}\nnext: vitkit eval {found.run.path} {data}    vitkit predict {found.run.path} IMAGE")

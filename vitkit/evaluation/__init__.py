@@ -1,6 +1,6 @@
-"""MODEL + DATA -> NUMBERS: logits of every image once, what they are worth, and single predictions.
+"""From a model and data to numbers: logits of every image exactly once, measures of them, and single predictions.
 
-What does not belong here: files of weights (checkpoints), fitting anything (features, training), printing (cli).
+What does not belong here: weight files (checkpoints), fitting anything (features, training), printing (cli).
 """
 
 from __future__ import annotations

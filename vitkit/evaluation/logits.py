@@ -1,4 +1,4 @@
-"""Logits of a data set: every image exactly once, on any number of processes."""
+"""The logits of a data set: every image exactly once, on any number of processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vitkit.types import Array, Tick
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a predictor said of a data set; N images, K classes.
+    """A model's outputs for a data set of N images and K classes.
 
     Args:
         logits: [N, K] float32, in the source's order.
-        labels: [N] the source's labels.
-        index: [N] place of each image in the source; images that were skipped are missing.
-        names: what each image is called.
-        skipped: (name, sentence) of every image that could not be read.
+        labels: [N] labels from the source.
+        index: [N] position of each image in the source; skipped images are left out.
+        names: name of each image.
+        skipped: (name, reason) of every image that could not be read.
     """
 
     logits: Array
@@ -38,31 +38,31 @@ class Outputs:
         return len(self.labels)
 
 
-def stream(predictor: Classifier, loader: EvalLoader, runtime: Runtime | None = None) -> Iterator[tuple[Array, Array]]:
-    """Yield (logits [B, K] float32, index [B]) of a loader's batches as they are computed.
+def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None) -> Iterator[tuple[Array, Array]]:
+    """Yield (logits [B, K] float32, index [B]) for each batch as it is computed.
 
     Args:
-        predictor: a ViT, or whatever else predicts.
-        loader: batches, on the predictor's device.
-        runtime: says the precision; fp32 without it.
+        model: a ViT or any other classifier.
+        loader: batches, on the model's device.
+        runtime: sets the precision (default: fp32).
 
     Raises:
-        InputError: logits that are not finite; names the first image.
+        InputError: some logits are not finite; the message names the first such image.
     """
     for batch in loader:
-        with evaluating(predictor), runtime.autocast() if runtime else nullcontext():
-            logits = predictor(batch.pixels).float().cpu().numpy()
+        with evaluating(model), runtime.autocast() if runtime else nullcontext():
+            logits = model(batch.pixels).float().cpu().numpy()
         index = batch.index.cpu().numpy()
         if len(broken := np.flatnonzero(~np.isfinite(logits).all(1))):
             raise InputError(
-                f"Expected finite logits; {loader.source.names[int(index[broken[0]])]} gave NaN or "
-                f"infinity. Use --precision fp32, or other weights."
+                f"Expected finite logits; {loader.source.names[int(index[broken[0]])]} gave NaN or infinity. "
+                f"Use --precision fp32, or other weights."
             )
         yield logits, index
 
 
 def logits_of(
-    predictor: Classifier,
+    model: Classifier,
     source: Source,
     *,
     batch_size: int = 64,
@@ -71,37 +71,37 @@ def logits_of(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
 ) -> Outputs:
-    """Feed every image of a source to a predictor.
+    """Compute the logits of every image of a source.
 
     Args:
-        predictor: a ViT, or whatever else predicts.
+        model: a ViT or any other classifier.
         source: the images.
-        batch_size: images at once in each process.
-        workers: processes that decode; None for one a core.
-        runtime: several processes, an accelerator, mixed precision; without it this process, in fp32, where the
-            predictor's weights are. With several processes all of them call this, and all get the whole result.
+        batch_size: images per batch in each process.
+        workers: worker processes for decoding; None for one per core.
+        runtime: processes, device and precision (default: this process, on the model's device, in fp32). With several
+            processes, each of them must call this function, and each gets the whole result.
         progress: called with the number of images finished since the last call, over all processes.
-        bad_images: `fail` raises BadImage; `skip` leaves the image out and names it in the result.
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
     """
     rank, ranks = (runtime.rank, runtime.ranks) if runtime else (0, 1)
     loader = EvalLoader(
         source,
-        predictor.input_spec,
+        model.input_spec,
         batch_size=batch_size,
         workers=workers,
         rank=rank,
         ranks=ranks,
-        device=runtime.device if runtime else device_of(predictor),
+        device=runtime.device if runtime else device_of(model),
         bad_images=bad_images,
     )
     done: list[tuple[Array, Array]] = []
     error: VitkitError | None = None
     try:
-        for logits, index in stream(predictor, loader, runtime):
+        for logits, index in stream(model, loader, runtime):
             done.append((logits, index))
             if progress is not None:
                 progress(len(index) * ranks)
-    except VitkitError as found:  # told to the other processes before it is raised: they wait for this one's rows
+    except VitkitError as found:  # raised after `gather`: the other processes wait for this one's rows there
         error = found
     mine = (done, loader.skipped, error)
     parts = runtime.gather(mine) if runtime else [mine]
@@ -110,7 +110,7 @@ def logits_of(
     rows = [row for part, *_ in parts for row in part]
     skipped = {name: why for _, part, _ in parts for name, why in part.items()}
     if not rows:
-        raise DataError(f"No image of the data set can be read: {next(iter(skipped.values()))}")
+        raise DataError(f"Expected at least one readable image; got none. The first: {next(iter(skipped.values()))}")
     index = np.concatenate([index for _, index in rows])
     return Outputs(
         np.concatenate([logits for logits, _ in rows]),

@@ -1,6 +1,6 @@
-"""What logits are worth: accuracy with its uncertainty, per class, confusion, calibration, and the worst errors.
+"""Measures of logits: accuracy with its uncertainty, scores per class, confusion, calibration, and the worst errors.
 
-Legend: N images, K classes. All of it is a function of (logits, labels) and of nothing random but a fixed seed.
+Legend: N images, K classes. Everything is a function of (logits, labels); the bootstrap uses a fixed seed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vitkit.errors import InputError
 from vitkit.evaluation.logits import Outputs
 from vitkit.types import Array
 
-BINS = 15  # of the reliability diagram: "On Calibration of Modern Neural Networks", arXiv 1706.04599
+BINS = 15  # of the reliability diagram, as in "On Calibration of Modern Neural Networks", arXiv 1706.04599
 RESAMPLES = 10_000  # of the bootstrap
-ROWS = 4_096  # that are looked at together: memory stays that of the logits
-MOST_CLASSES = 2_000  # up to which the confusion matrix is written out
+ROWS = 4_096  # processed at once, so that memory stays close to that of the logits
+MOST_CLASSES = 2_000  # for which the whole confusion matrix is kept
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class: numbers that are 0/0 are 0, as in scikit-learn."""
+    """The scores of one class; 0/0 counts as 0, as in scikit-learn."""
 
     name: str
     precision: float
@@ -35,7 +35,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose confidence lies in (low, high]: how sure the model was, how often it was right."""
+    """The images with a confidence in (low, high]: their mean confidence, and the share that is right."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong answer: what it was, what was said and how surely, and the probability of the truth."""
+    """A wrong prediction, with the probabilities of the predicted and of the true class."""
 
     image: str
     truth: str
@@ -57,22 +57,22 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Measures:
-    """All numbers of one evaluation.
+    """All measures of one evaluation.
 
     Args:
-        n: images.
-        top1: share of images whose largest logit is the truth's.
-        top5: share of images whose truth is among the five largest logits (1 with five classes or fewer).
-        ci95: interval of top1 that holds 95% of bootstrap resamples.
-        top5_ci95: the same of top5.
-        nll: mean of -log of the truth's probability.
+        n: number of images.
+        top1: share of images whose largest logit is that of the true class.
+        top5: share of images whose true class is among the five largest logits (1 for five classes or fewer).
+        ci95: 95% bootstrap interval of top1.
+        top5_ci95: 95% bootstrap interval of top5.
+        nll: mean negative log-probability of the true class.
         ece: expected calibration error, in BINS bins of equal width.
-        macro_f1: mean F1 of the classes that have images.
-        per_class: one row a class, in the order of the model's outputs.
-        confusion: [K, K] images of truth (row) that were called (column); None over MOST_CLASSES classes.
-        confused: (truth, predicted, images), the most frequent confusions first.
-        reliability: the calibration's bins that have images.
-        worst: the wrong answers that were given most surely.
+        macro_f1: mean F1 over the classes that have images.
+        per_class: one row per class, in the order of the model's outputs.
+        confusion: [K, K] counts, true class by predicted class; None for more than MOST_CLASSES classes.
+        confused: (true class, predicted class, count), most frequent first.
+        reliability: the non-empty bins of the reliability diagram.
+        worst: the wrong predictions with the highest confidence.
     """
 
     n: int
@@ -90,24 +90,24 @@ class Measures:
     worst: tuple[Wrong, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON can hold them."""
+        """Return all fields as JSON values."""
         fields = dataclasses.asdict(dataclasses.replace(self, confusion=None))
         return fields | {"confusion": None if self.confusion is None else self.confusion.tolist()}
 
 
 def measure(outputs: Outputs, class_names: Sequence[str] | None = None, *, worst: int = 20, seed: int = 0) -> Measures:
-    """Measure what a predictor said of a data set.
+    """Measure a model's outputs against the labels.
 
     Args:
-        outputs: logits and labels; labels count the model's outputs (see `match_classes`).
-        class_names: names of the outputs; their numbers when not given.
-        worst: wrong answers that are kept, the surest first.
-        seed: of the bootstrap.
+        outputs: logits and labels; a label is the index of an output (see `match_classes`).
+        class_names: names of the outputs (default: their indices).
+        worst: number of wrong predictions to keep, highest confidence first.
+        seed: seed of the bootstrap.
     """
     labels, (N, K) = outputs.labels, outputs.logits.shape
     names = list(class_names) if class_names else [str(k) for k in range(K)]
     if len(names) != K:
-        raise InputError(f"Expected one name for each of the {K} outputs; got {len(names)}.")
+        raise InputError(f"Expected one class name for each of the {K} outputs; got {len(names)}.")
     if N == 0 or labels.min() < 0 or labels.max() >= K:
         raise InputError(
             f"Expected at least one image and labels between 0 and {K - 1}; got {N} images"
@@ -141,7 +141,8 @@ def measure(outputs: Outputs, class_names: Sequence[str] | None = None, *, worst
 
 
 def answers(logits: Array, labels: Array) -> tuple[Array, Array, Array, Array]:
-    """What was said of each image, the truth's rank, the probability of what was said, and log of the truth's; 4 x [N].
+    """Return the predicted class, the rank of the true class, the predicted class's probability and the log of the
+    true class's probability for each image; 4 x [N].
 
     Args:
         logits: [N, K].
@@ -159,7 +160,7 @@ def answers(logits: Array, labels: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def ranks(logits: Array, labels: Array) -> Array:
-    """Outputs that come before the truth, [N]: 0 where it is the largest. Of equal ones the first comes first.
+    """Return the rank [N] of the true class: 0 if its logit is the largest. Ties go to the lower index.
 
     Args:
         logits: [N, K].
@@ -171,13 +172,13 @@ def ranks(logits: Array, labels: Array) -> Array:
 
 
 def bootstrap(right: Array, seed: int) -> tuple[float, float]:
-    """The interval that holds 95% of the accuracies of resampled data sets.
+    """Return the interval that holds 95% of the accuracies of resampled data sets.
 
-    Drawing N answers with replacement, each right or wrong, and counting the right ones is one binomial draw.
+    Drawing N answers with replacement and counting the right ones is one binomial draw.
 
     Args:
-        right: [N] booleans.
-        seed: of the draws.
+        right: [N] whether each answer is right.
+        seed: seed of the draws.
     """
     N = len(right)
     drawn = np.random.default_rng(seed).binomial(N, right.mean(), RESAMPLES) / N
@@ -186,11 +187,11 @@ def bootstrap(right: Array, seed: int) -> tuple[float, float]:
 
 
 def reliability(confidence: Array, right: Array) -> tuple[Bin, ...]:
-    """The bins of the reliability diagram that have images.
+    """Return the non-empty bins of the reliability diagram.
 
     Args:
-        confidence: [N] probability of what was said.
-        right: [N] whether it was right.
+        confidence: [N] probability of the predicted class.
+        right: [N] whether the prediction is right.
     """
     place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     return tuple(
@@ -211,12 +212,12 @@ def by_class(
     predicted: Array,
     names: Sequence[str],
 ) -> tuple[tuple[ClassScore, ...], Array | None, tuple[tuple[str, str, int], ...]]:
-    """Scores of each class, the confusion matrix, and its largest entries off the diagonal.
+    """Return the scores of each class, the confusion matrix, and its largest off-diagonal entries.
 
     Args:
-        labels: [N] truths.
-        predicted: [N] answers.
-        names: of the K classes.
+        labels: [N] true classes.
+        predicted: [N] predicted classes.
+        names: names of the K classes.
     """
     K = len(names)
     support, said = np.bincount(labels, minlength=K), np.bincount(predicted, minlength=K)

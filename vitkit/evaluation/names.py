@@ -1,4 +1,4 @@
-"""What the outputs of a predictor are called; ImageNet's thousand classes are built in."""
+"""Names for a model's outputs; those of the 1000 ImageNet classes are built in."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import torch
 
 from vitkit.errors import InputError
 from vitkit.model.classifier import Classifier
-from vitkit.model.config import InputSpec
 
 
 @dataclass(frozen=True)
 class ImageNet:
-    """The classes of ImageNet-1k in the order that every public checkpoint has.
+    """The classes of ImageNet-1k, in the order of every public checkpoint.
 
     Args:
-        wnids: their WordNet numbers; the order is that of these numbers.
-        names: one short name each.
+        wnids: WordNet IDs, which also define the order.
+        names: one short name for each class.
     """
 
     wnids: tuple[str, ...]
@@ -29,40 +28,29 @@ class ImageNet:
 
 @functools.cache
 def imagenet() -> ImageNet:
-    """ImageNet-1k's classes."""
+    """Return the classes of ImageNet-1k."""
     values = json.loads(resources.files("vitkit.evaluation").joinpath("imagenet.json").read_text(encoding="utf-8"))
     return ImageNet(tuple(values["wnids"]), tuple(values["names"]))
 
 
-def class_names(spec: InputSpec, K: int) -> tuple[str, ...]:
-    """Names of K outputs: the checkpoint's own, else ImageNet's where there are as many, else their numbers.
+def class_names(model: Classifier) -> tuple[str, ...]:
+    """Return one name for each of the model's K outputs.
+
+    They are the checkpoint's own names, or ImageNet's if there are none and K is 1000, or "0", "1", ... otherwise.
 
     Args:
-        spec: the predictor's InputSpec.
-        K: its outputs.
-    """
-    if spec.class_names:
-        return spec.class_names
-    return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))
-
-
-def outputs_of(predictor: Classifier) -> int:
-    """K: from the class names, the configuration, or one blank image.
-
-    Args:
-        predictor: a ViT, or whatever else predicts.
+        model: a ViT or any other classifier.
 
     Raises:
-        InputError: weights without a head.
+        InputError: the weights have no head.
     """
-    spec, config = predictor.input_spec, getattr(predictor, "config", None)
+    spec, config = model.input_spec, getattr(model, "config", None)
     if config is not None and not config.num_classes:
         raise InputError(
-            "These weights have no head, so that they predict nothing; give them one with `vitkit probe "
-            "DATA --from WEIGHTS`."
+            "Expected weights with a classification head; these have no head. Fit one with `vitkit probe DATA "
+            "--from WEIGHTS`."
         )
     if spec.class_names:
-        return len(spec.class_names)
-    if config is not None:
-        return int(config.num_classes)
-    return int(predictor(torch.zeros(1, len(spec.mean), *spec.size)).shape[1])
+        return spec.class_names
+    K = config.num_classes if config is not None else model(torch.zeros(1, len(spec.mean), *spec.size)).shape[1]
+    return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))

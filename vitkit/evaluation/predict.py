@@ -1,15 +1,16 @@
-"""What a model says of single images: of files, folders, patterns, bytes, or images in memory."""
+"""Classify single images: files, folders, glob patterns, encoded bytes, or images in memory."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
+import torch
 from PIL import Image
 
 from vitkit.data.base import Source
@@ -19,16 +20,16 @@ from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, DataError, InputError
 from vitkit.evaluation.logits import stream
-from vitkit.evaluation.names import class_names, outputs_of
+from vitkit.evaluation.names import class_names
 from vitkit.model.classifier import Classifier, device_of
 from vitkit.types import Array
 
-Given = str | Path | bytes | Image.Image | Array  # one image, or (a string or path) a folder or a pattern
+Given = str | Path | bytes | Image.Image | Array  # one image; a string or path may also be a folder or a glob pattern
 
 
 @dataclass(frozen=True)
 class Guess:
-    """One class and its probability."""
+    """A class and its probability."""
 
     name: str
     index: int
@@ -37,11 +38,11 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image.
+    """The prediction for one image.
 
     Args:
-        image: what the image is called.
-        guesses: the likeliest classes, the likeliest first.
+        image: the image's path, or "image 0", "image 1", ... for images in memory.
+        guesses: the most probable classes, best first.
     """
 
     image: str
@@ -49,7 +50,7 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The likeliest class."""
+        """The most probable class."""
         return self.guesses[0].name
 
     @property
@@ -58,36 +59,21 @@ class Prediction:
         return self.guesses[0].probability
 
 
-class Predictions(Sequence[Prediction]):
-    """Predictions in the order of the images; `skipped` names those that could not be read.
+class Predictions(list[Prediction]):
+    """Predictions in the order of the images; `skipped` holds (name, reason) of every image that could not be read."""
 
-    Args:
-        found: the predictions.
-        skipped: (name, sentence) of every image that was left out.
-    """
-
-    def __init__(self, found: Iterable[Prediction], skipped: Iterable[tuple[str, str]] = ()) -> None:
-        self.found, self.skipped = tuple(found), tuple(skipped)
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.found[i]
-
-    def __repr__(self) -> str:
-        return f"Predictions({list(self.found)!r}, skipped={list(self.skipped)!r})"
+    skipped: tuple[tuple[str, str], ...] = ()
 
 
 class Images(Source):
-    """Images that were handed over: files, folders and patterns become files; the rest is kept as it is.
+    """Unlabelled images as a source: folders and patterns become files, anything else is kept as it is.
 
     Args:
         given: see `predict`.
 
     Raises:
-        DataError: a folder or a pattern without images; nothing at all.
-        InputError: what is no image.
+        DataError: there are no images, or none in a folder or for a pattern.
+        InputError: something is not an image.
     """
 
     def __init__(self, given: Given | Iterable[Given]) -> None:
@@ -114,10 +100,10 @@ class Images(Source):
 
 
 def files(place: str | Path) -> list[str]:
-    """The images that a path means: itself, those below a folder, or those that fit a pattern.
+    """Return the images that a path stands for: itself, all images below a folder, or all matches of a pattern.
 
     Args:
-        place: a file, a folder, or a pattern.
+        place: a file, a folder, or a glob pattern.
     """
     path = os.path.expanduser(place)
     if os.path.isdir(path):
@@ -128,21 +114,21 @@ def files(place: str | Path) -> list[str]:
             if name.lower().endswith(ENDINGS) and not name.startswith(".")
         ]
         if not found:
-            raise DataError(f"The folder {place} holds no images.")
+            raise DataError(f"Expected images in the folder {place}; it has none.")
     elif not os.path.exists(path) and glob.has_magic(path):
         found = [name for name in glob.glob(path, recursive=True) if os.path.isfile(name)]
         if not found:
-            raise DataError(f"No file fits {str(place)!r}.")
+            raise DataError(f"Expected files that match {str(place)!r}; there are none.")
     else:
-        return [str(path)]  # whether it can be read is found out, and said, where it is read
+        return [str(path)]  # a file that cannot be read is reported when it is read
     return sorted(found, key=natural)
 
 
 def image(given: bytes | Image.Image | Array) -> Raw:
-    """An image in memory as `decode` takes it.
+    """Return an image in memory in a form that `decode` takes.
 
     Args:
-        given: encoded bytes, a Pillow image, or an array [H, W] or [H, W, C] of uint8.
+        given: encoded bytes, a Pillow image, or a uint8 array [H, W] or [H, W, C].
     """
     if isinstance(given, bytes | Image.Image):
         return given
@@ -154,8 +140,8 @@ def image(given: bytes | Image.Image | Array) -> Raw:
         return Image.fromarray(given[:, :, 0] if given.ndim == 3 and given.shape[2] == 1 else given)
     what = f"{given.dtype}{list(given.shape)}" if hasattr(given, "dtype") else type(given).__name__
     raise InputError(
-        f"Expected a path, bytes, a Pillow image or an array [height, width, 1, 3 or 4 channels] of "
-        f"uint8; got {what}. Pixels that are normalised already go into the model itself."
+        f"Expected a path, bytes, a Pillow image or a uint8 array [height, width, 1, 3 or 4 channels]; got {what}. "
+        f"If the pixels are normalised already, call the model itself."
     )
 
 
@@ -169,7 +155,7 @@ def predictions(
     bad_images: BadImages = "fail",
     on_bad: Callable[[str, str], None] | None = None,
 ) -> Iterator[Prediction]:
-    """`predict`, one image after the other as they are done: for more images than memory should hold.
+    """Yield what `predict` returns, as soon as each batch is done; all predictions need never be in memory at once.
 
     Args:
         model: see `predict`.
@@ -178,11 +164,11 @@ def predictions(
         batch_size: see `predict`.
         workers: see `predict`.
         bad_images: see `predict`.
-        on_bad: called with (name, sentence) for every image that is skipped.
+        on_bad: called with (name, reason) for every image that is skipped.
     """
     if top < 1:
         raise InputError(f"top must be at least 1; got {top}.")
-    names = class_names(model.input_spec, outputs_of(model))
+    names = class_names(model)
     source = images if isinstance(images, Images) else Images(images)
     loader = EvalLoader(
         source,
@@ -194,7 +180,7 @@ def predictions(
         on_bad=on_bad,
     )
     for logits, index in stream(model, loader):
-        for p, i in zip(softmax(logits), index):
+        for p, i in zip(torch.from_numpy(logits).double().softmax(1).numpy(), index):
             best = np.argsort(-p, kind="stable")[:top]
             yield Prediction(source.names[int(i)], tuple(Guess(names[k], int(k), float(p[k])) for k in best))
 
@@ -211,19 +197,19 @@ def predict(
     """Classify images.
 
     Args:
-        model: a ViT (`vitkit.load(...)`), or whatever else predicts.
-        images: a file, a folder, a pattern such as `photos/*.jpg`, encoded bytes, a Pillow image, an array
-            [H, W] or [H, W, C] of uint8, or several of these.
-        top: guesses for each image.
-        batch_size: images at once.
-        workers: processes that decode; None for one a core.
-        bad_images: `fail` raises BadImage; `skip` leaves the image out and names it in the result's `skipped`.
+        model: a ViT (`vitkit.load(...)`) or any other classifier.
+        images: a file, a folder, a glob pattern such as `photos/*.jpg`, encoded bytes, a Pillow image, a uint8 array
+            [H, W] or [H, W, C], or several of these.
+        top: number of classes to return per image.
+        batch_size: images per batch.
+        workers: worker processes for decoding; None for one per core.
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result's `skipped`.
 
     Returns:
-        One Prediction for each image, in their order.
+        One Prediction per image, in the order of the images.
     """
     skipped: list[tuple[str, str]] = []
-    found = list(
+    found = Predictions(
         predictions(
             model,
             images,
@@ -234,14 +220,5 @@ def predict(
             on_bad=lambda name, why: skipped.append((name, why)),
         )
     )
-    return Predictions(found, skipped)
-
-
-def softmax(logits: Array) -> Array:
-    """Probabilities [B, K] in float64.
-
-    Args:
-        logits: [B, K].
-    """
-    p = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
+    found.skipped = tuple(skipped)
+    return found

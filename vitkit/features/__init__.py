@@ -1,7 +1,7 @@
-"""FROZEN BACKBONE -> NUMBERS ONCE: which vector, the cache on disk, and what is fitted to it: linear, ridge, k-NN.
+"""Frozen features: choosing a vector, caching it on disk, and fitting linear, ridge and k-NN classifiers to it.
 
-What does not belong here: training the backbone (training), measuring (evaluation), files of weights (checkpoints).
-scikit-learn is imported where something is fitted with it, so that embedding runs without it.
+What does not belong here: training the backbone (training), measuring (evaluation), weight files (checkpoints).
+scikit-learn is imported only where something is fitted, so that embedding runs without it.
 """
 
 from __future__ import annotations

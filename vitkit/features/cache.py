@@ -1,12 +1,12 @@
-"""Features on disk: one SQLite file, shared by any number of processes.
+"""The feature cache: one SQLite file that any number of processes can share.
 
-A feature's key is (space, image). The space is a hash of everything that decides the numbers: the backbone's weights
-and configuration, the preprocessing, the chosen feature, the precision. The image is the sha256 of its file's bytes.
-So another model, another crop or an edited photo is another key, and nothing stale can be found.
+The key of a feature is (space, image). The space is a hash of everything that determines the numbers: the backbone's
+weights and configuration, the preprocessing, the chosen feature and the precision. The image is the SHA-256 of its
+file's bytes. Another model, another crop or an edited photo has another key, so a stale feature is never found.
 
-Rows are written in transactions: a killed process leaves whole rows or none. Each row carries a checksum over its key
-and its numbers; one that does not fit is treated as missing and computed again. A file that SQLite cannot read at all
-is moved aside. SQLite's locks need a local disk: keep the cache off network file systems.
+Rows are written in transactions: a killed process leaves complete rows or none. Each row has a checksum of its key and
+its numbers; a row whose checksum is wrong counts as missing and is computed again. A file that SQLite cannot read is
+renamed and replaced. SQLite's locks need a local disk, so keep the cache off network file systems.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from vitkit.types import Array
 T = TypeVar("T")
 
 NAME = "features.sqlite"
-FORMAT = 1  # part of every key: another one, and everything is computed anew
-MANY = 500  # keys of one question
-PATIENCE = 60.0  # seconds that a process waits for another one's transaction
+FORMAT = 1  # part of every key: raise it, and all features are computed again
+KEYS = 500  # images per query; old builds of SQLite allow 999 variables
+TIMEOUT = 60.0  # seconds to wait for another process's transaction
 
-# Fields of a configuration that do not change what a frozen backbone gives.
+# Configuration fields that do not change the features of a frozen backbone.
 IRRELEVANT = (
     "num_classes",
     "hidden_dropout_prob",
@@ -57,10 +57,10 @@ CREATE TABLE IF NOT EXISTS features (space INTEGER NOT NULL, image BLOB NOT NULL
 
 
 def backbone_hash(model: ViT) -> str:
-    """A hash of all weights but the head's, and of the configuration as far as it changes features.
+    """Hash all weights except the head's, and the part of the configuration that changes features.
 
     Args:
-        model: on any device.
+        model: the backbone, on any device.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name not in IRRELEVANT}
     h = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -76,11 +76,11 @@ def _bytes(tensor: Tensor) -> Array:
 
 
 def space_of(model: ViT, choice: Choice, precision: str = "fp32") -> dict[str, Any]:
-    """Everything that decides a feature of a given file.
+    """Describe everything but the image that determines a feature.
 
     Args:
         model: the backbone.
-        choice: which vector.
+        choice: the feature.
         precision: a row of the runtime's PRECISIONS.
     """
     spec = {name: value for name, value in model.input_spec.to_dict().items() if name != "class_names"}
@@ -96,18 +96,21 @@ def space_of(model: ViT, choice: Choice, precision: str = "fp32") -> dict[str, A
 
 @dataclass(frozen=True)
 class Space:
-    """What `space_of` describes, as the cache knows it: the number of its row, and the hash that is its key."""
+    """The cache's record of what `space_of` describes: its row number, and the hash that is its key."""
 
     number: int
     key: str
 
 
 class FeatureCache:
-    """The cache in a folder. It may be used by many processes at once, and by a process after a fork.
+    """The feature cache in a folder. Several processes may use it at once; call `close` before a fork.
 
     Args:
-        folder: made when it is not there.
-        note: called with a sentence when a damaged file was moved aside.
+        folder: created if it does not exist.
+        note: called with a message when a damaged file has been renamed.
+
+    Raises:
+        OutputError: the folder cannot be written to.
     """
 
     def __init__(self, folder: str | Path, note: Callable[[str], None] | None = None) -> None:
@@ -118,13 +121,13 @@ class FeatureCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"Expected a folder for the feature cache that can be written to; {folder} cannot "
-                f"({error.strerror}). Choose another with --cache."
+                f"Expected a writable folder for the feature cache; {folder} is not ({error.strerror}). Choose "
+                f"another one with --cache."
             ) from error
         self._try(lambda db: None)
 
     def space(self, about: Mapping[str, Any]) -> Space:
-        """The space of what is described; made the first time it is asked for.
+        """Return the space with this description; create it if there is none yet.
 
         Args:
             about: see `space_of`.
@@ -140,23 +143,23 @@ class FeatureCache:
         return self._try(work)
 
     def read(self, space: Space, images: Array, width: int) -> tuple[Array, Array]:
-        """Features of images, as far as they are there and whole.
+        """Look up the features of images.
 
         Args:
             space: see `space`.
             images: [n, 32] uint8 digests.
-            width: F.
+            width: F, values per feature.
 
         Returns:
-            [n, F] float32 and [n] booleans: whether that row is there.
+            features [n, F] float32, and whether each row was found intact, [n] bool; the other rows are zeros.
         """
         keys = [image.tobytes() for image in images]
         wanted = list(dict.fromkeys(keys))
         there: dict[bytes, Array] = {}
 
         def work(db: sqlite3.Connection) -> None:
-            for start in range(0, len(wanted), MANY):
-                part = wanted[start : start + MANY]
+            for start in range(0, len(wanted), KEYS):
+                part = wanted[start : start + KEYS]
                 for image, numbers, checksum in db.execute(
                     f"SELECT image, numbers, checksum FROM features WHERE space = ? AND image IN "
                     f"({','.join('?' * len(part))})",
@@ -174,7 +177,7 @@ class FeatureCache:
         return rows, found
 
     def write(self, space: Space, images: Array, rows: Array) -> None:
-        """Keep features, all of them or (when killed meanwhile) none; what was there under their keys is replaced.
+        """Store features in one transaction, replacing those with the same keys.
 
         Args:
             space: see `space`.
@@ -193,12 +196,12 @@ class FeatureCache:
         self._try(work)
 
     def count(self, space: Space | None = None) -> int:
-        """Features in a space, or in all of them."""
+        """Count the features in a space (default: in all spaces)."""
         where, values = ("WHERE space = ?", (space.number,)) if space is not None else ("", ())
         return self._try(lambda db: int(db.execute(f"SELECT COUNT(*) FROM features {where}", values).fetchone()[0]))
 
     def close(self) -> None:
-        """Let go of the file; the next use opens it again. Before a fork: a connection must not be shared."""
+        """Close the file; the next use opens it again. Needed before a fork, which must not share a connection."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -212,9 +215,10 @@ class FeatureCache:
             except sqlite3.OperationalError as error:
                 self.close()
                 raise OutputError(
-                    f"The feature cache {self.path} cannot be used ({error}); choose another place with --cache."
+                    f"Expected to read and write the feature cache {self.path}; SQLite says: {error}. Choose another "
+                    f"folder with --cache."
                 ) from error
-            except sqlite3.DatabaseError:  # not a database, or malformed: its content is worth nothing
+            except sqlite3.DatabaseError:  # not a database, or malformed: nothing in it can be trusted
                 self.close()
                 if last:
                     raise
@@ -223,23 +227,32 @@ class FeatureCache:
 
     def _move_aside(self) -> None:
         aside = self.path.with_name(f"{NAME}.damaged-{time.time_ns()}")
-        for ending in ("", "-wal", "-shm"):
-            part = self.path.with_name(self.path.name + ending)
-            if part.exists():
-                os.replace(part, aside.with_name(aside.name + ending))
-        self.note(f"The feature cache {self.path} was damaged and is now {aside.name}; features are computed anew.")
+        try:
+            for ending in ("", "-wal", "-shm"):
+                part = self.path.with_name(self.path.name + ending)
+                if part.exists():
+                    os.replace(part, aside.with_name(aside.name + ending))
+        except OSError as error:  # on Windows also while another process has the file open
+            raise OutputError(
+                f"The feature cache {self.path} is damaged and cannot be renamed ({error.strerror}). Delete it, or "
+                f"choose another folder with --cache."
+            ) from error
+        self.note(
+            f"The feature cache {self.path} was damaged and has been renamed to {aside.name}; its features are "
+            f"computed again."
+        )
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
-    until = time.monotonic() + PATIENCE
+    db = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
+    until = time.monotonic() + TIMEOUT
     while True:
         try:
-            db.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
-            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, never spoil them
+            db.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not block each other
+            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last rows but never corrupts any
             db.executescript(TABLES)
             return db
-        except sqlite3.OperationalError as error:  # two processes that make the file at the same moment
+        except sqlite3.OperationalError as error:  # two processes create the file at the same moment
             if "locked" not in str(error) or time.monotonic() > until:
                 db.close()
                 raise

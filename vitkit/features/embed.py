@@ -1,14 +1,14 @@
-"""A frozen backbone over a data set: what is in the cache is not computed again, what is not goes into it.
+"""Run a frozen backbone over a data set: features that are missing from the cache are computed and added to it.
 
-Legend: N images, F numbers of a feature. Only `Filled.read` holds all features in memory; `fill` holds one batch, so
-that its memory is the same for a thousand images and for a million.
+Legend: N images, F values per feature. Only `Filled.read` holds all features in memory; `fill` holds one batch, so it
+needs as much memory for a thousand images as for a million.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,21 +29,21 @@ from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.types import Array, Tick
 
-CHUNK = 4096  # rows of the cache that are looked at together
-FEW = 16  # images that go through the model at once on a CPU: so few stay in its cache
+CHUNK = 4096  # rows of the cache to read at once
+CPU_BATCH = 16  # images per forward pass on a CPU, so that activations stay in its cache
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Features of a data set, in the order of its images; those that could not be read are missing.
+    """The features of a data set in the order of its images, without those that could not be read.
 
     Args:
         features: [n, F] float32.
         labels: [n] classes.
-        index: [n] place of each image in the source.
-        names: what each image is called.
+        index: [n] position of each image in the source.
+        names: name of each image.
         class_names: names of the classes.
-        choice: which vector it is.
+        choice: the feature.
     """
 
     features: Array
@@ -59,16 +59,16 @@ class Filled:
     """A data set whose features are all in the cache.
 
     Args:
-        cache: where they are.
+        cache: the cache.
         source: the images.
-        choice: which vector.
-        space: the cache's key for model, preprocessing and choice.
-        digests: [N, 32] uint8, the images' keys.
-        readable: [N] whether an image could be read.
-        skipped: (name, sentence) of those that could not.
-        computed: images that went through the model now.
-        reused: images whose features were there already.
-        seconds: that this took, hashing included.
+        choice: the feature.
+        space: the cache's key for model, preprocessing and feature.
+        digests: [N, 32] uint8, the keys of the images.
+        readable: [N] whether each image could be read.
+        skipped: (name, reason) of each image that could not.
+        computed: number of images whose features were computed now.
+        reused: number of images whose features were in the cache already.
+        seconds: time taken, including hashing.
     """
 
     cache: FeatureCache
@@ -83,21 +83,24 @@ class Filled:
     seconds: float
 
     def rows(self, index: Sequence[int] | Array) -> Array:
-        """Features [n, F] of some images.
+        """Return the features [n, F] of some images.
 
         Args:
-            index: their places in the source.
+            index: positions of the images in the source.
 
         Raises:
-            InputError: the cache was damaged or emptied since it was filled.
+            InputError: the cache has been damaged or emptied since.
         """
         rows, found = self.cache.read(self.space, self.digests[np.asarray(index)], self.choice.width)
         if not found.all():
-            raise InputError(f"{int((~found).sum())} features have gone from {self.cache.path}; embed again.")
+            raise InputError(
+                f"Expected {len(found)} features in {self.cache.path}; {int((~found).sum())} have disappeared. Run "
+                f"the command again."
+            )
         return rows
 
     def read(self) -> Embedded:
-        """All features in memory."""
+        """Read all features into memory."""
         index = np.flatnonzero(self.readable)
         features = np.empty((len(index), self.choice.width), np.float32)
         for start in range(0, len(index), CHUNK):
@@ -124,26 +127,30 @@ def fill(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
 ) -> Filled:
-    """See to it that the features of every image are in the cache.
+    """Compute the features of every image that are not in the cache yet.
 
     Args:
         model: the backbone, on its device.
         source: the images.
-        cache: where features are kept; several processes may fill it at once.
-        features: which vector, see `choose`.
-        batch_size: images at once in each process.
-        workers: processes that decode; None for one a core.
-        runtime: several processes, an accelerator, mixed precision; all processes call this.
-        progress: called with the number of images done since the last call, over all processes.
-        bad_images: `fail` raises BadImage; `skip` leaves the image out and names it.
+        cache: the cache; several processes may fill it at once.
+        features: the feature, as `choose` takes it (default: the model's own pooling).
+        batch_size: images per batch in each process.
+        workers: worker processes for decoding; None for one per core.
+        runtime: processes, device and precision. With several processes, each of them must call this.
+        progress: called with the number of images finished since the last call, over all processes.
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
     space = cache.space(space_of(model, choice, runtime.precision if runtime else "fp32"))
     digests, skipped = _hash(source, runtime, bad_images)
-    missing = (runtime.on_main if runtime else _call)(lambda: _missing(cache, space, digests, choice.width))
+
+    def look() -> Array:
+        return _missing(cache, space, digests, choice.width)
+
+    missing = runtime.on_main(look) if runtime else look()
     report(len(source) - len(missing))
-    cache.close()  # before workers are forked
+    cache.close()  # workers may be forked next
     if len(missing):
         loader = EvalLoader(
             Subset(_Hashed(source, digests), missing),
@@ -159,13 +166,13 @@ def fill(
         try:
             for batch in loader:
                 with evaluating(model), runtime.autocast() if runtime else nullcontext():
-                    parts = batch.pixels.split(FEW if loader.device.type == "cpu" else len(batch))
+                    parts = batch.pixels.split(CPU_BATCH if loader.device.type == "cpu" else len(batch))
                     rows = torch.cat([choice.of(model, x).float().cpu() for x in parts]).numpy()
                 places = missing[batch.index.cpu().numpy()]
                 if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
                     raise InputError(
-                        f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or "
-                        f"infinity. Use --precision fp32, or other weights."
+                        f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or infinity. "
+                        f"Use --precision fp32, or other weights."
                     )
                 cache.write(space, digests[places], rows)
                 report(len(places) * loader.ranks)
@@ -173,14 +180,14 @@ def fill(
             error = found
         skipped |= _join(runtime, digests[:0], loader.skipped, error)[1]
     readable: Array = np.asarray(digests.any(1))
-    if skipped:  # whatever has the bytes of an image that could not be decoded cannot be either
+    if skipped:  # a copy of an image that could not be decoded was not tried: report it too
         why = {digests[i].tobytes(): skipped[name] for i in missing if (name := source.names[int(i)]) in skipped}
         for place in np.flatnonzero(readable):
             if (reason := why.get(digests[place].tobytes())) is not None:
                 readable[place] = False
                 skipped.setdefault(source.names[int(place)], reason)
     if not readable.any():
-        raise DataError(f"No image of the data set can be read: {next(iter(skipped.values()))}")
+        raise DataError(f"Expected at least one readable image; got none. The first: {next(iter(skipped.values()))}")
     computed = int(readable[missing].sum())
     return Filled(
         cache,
@@ -197,15 +204,15 @@ def fill(
 
 
 def embed(model: ViT, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
-    """Features of a data set, from the cache as far as it has them. The arguments are those of `fill`."""
+    """Return the features of a data set, computing only what is not in the cache. Takes the arguments of `fill`."""
     return fill(model, source, cache, **how).read()
 
 
 def digest(raw: Raw) -> Array:
-    """The sha256 of what an image is: a file's bytes, or pixels with their shape; [32] uint8.
+    """Return the SHA-256 of an image, [32] uint8: of its file's bytes, or of its pixels and their shape.
 
     Args:
-        raw: as `Source.raw` gives it.
+        raw: what `Source.raw` returns.
     """
     if isinstance(raw, bytes):
         h = hashlib.sha256(raw)
@@ -217,7 +224,7 @@ def digest(raw: Raw) -> Array:
 
 
 class _Hashed(Source):
-    """A source whose images must still be those that were hashed: what was swapped meanwhile is not embedded."""
+    """A source that refuses images whose content has changed since they were hashed."""
 
     def __init__(self, source: Source, digests: Array) -> None:
         super().__init__(source.labels, source.class_names, source.names)
@@ -226,12 +233,12 @@ class _Hashed(Source):
     def raw(self, i: int) -> Raw:
         raw = self.source.raw(i)
         if not np.array_equal(digest(raw), self.digests[i]):
-            raise BadImage(f"{self.names[i]}: was changed while features were computed. Embed again.")
+            raise BadImage(f"{self.names[i]}: was changed while features were computed. Run the command again.")
         return raw
 
 
 def _hash(source: Source, runtime: Runtime | None, bad_images: BadImages) -> tuple[Array, dict[str, str]]:
-    """Digests [N, 32] of all images, zeros for those that cannot be read, and why; each process does its share."""
+    """Hash all images, each process its share: digests [N, 32], zeros for unreadable images, and {name: reason}."""
     mine = range(len(source))[share(len(source), *((runtime.rank, runtime.ranks) if runtime else (0, 1)))]
     digests, skipped = np.zeros((len(mine), 32), np.uint8), dict[str, str]()
     error: VitkitError | None = None
@@ -246,17 +253,13 @@ def _hash(source: Source, runtime: Runtime | None, bad_images: BadImages) -> tup
     return _join(runtime, digests, skipped, error)
 
 
-def _call(work: Callable[[], Array]) -> Array:
-    return work()
-
-
 def _join(
     runtime: Runtime | None,
     digests: Array,
     skipped: dict[str, str],
     error: VitkitError | None,
 ) -> tuple[Array, dict[str, str]]:
-    """Bring the processes' parts together; what failed in one fails in all."""
+    """Join the parts of all processes; an error in one of them is raised in all."""
     mine = (digests, skipped, error)
     parts = runtime.gather(mine) if runtime else [mine]
     if failed := next((failed for *_, failed in parts if failed is not None), None):
@@ -265,7 +268,7 @@ def _join(
 
 
 def _missing(cache: FeatureCache, space: Space, digests: Array, width: int) -> Array:
-    """Places of images whose features are not there: one place for each content, none for what could not be read."""
+    """Return the positions of images to compute: one for each distinct content that is readable and not cached."""
     places: list[int] = []
     seen: set[bytes] = set()
     for start in range(0, len(digests), CHUNK):

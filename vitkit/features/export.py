@@ -1,4 +1,4 @@
-"""Features out of the cache, as others read them: numpy's .npz, or parquet."""
+"""Export features from the cache to NumPy's .npz or to Parquet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitkit.features.embed import CHUNK, Filled
 
 
 def export(parts: Mapping[str, Filled], path: str | Path) -> None:
-    """Write features with names, labels and parts.
+    """Write features with their names, labels and parts to a file.
 
-    `.npz` holds arrays `features` [n, F] float32, `labels`, `names`, `parts`, `class_names` (nothing pickled);
-    `.parquet` the columns name, part, label, class, feature, written piece by piece.
+    An `.npz` file holds the arrays `features` [n, F] float32, `labels`, `names`, `parts` and `class_names`, none of
+    them pickled; a `.parquet` file has the columns name, part, label, class and feature, and is written in chunks.
 
     Args:
-        parts: {name of the part: its features}, all of one choice.
-        path: the file; its ending says which kind.
+        parts: {name of the part: its features}, all of the same feature.
+        path: the file; its extension selects the format.
     """
     path = Path(path)
     check(path)
@@ -37,7 +37,7 @@ def export(parts: Mapping[str, Filled], path: str | Path) -> None:
         return
     import pyarrow.parquet
 
-    arrow: Any = pyarrow  # its functions are made at run time
+    arrow: Any = pyarrow  # mypy cannot see functions that are created at run time
     width = next(iter(parts.values())).choice.width
     schema = arrow.schema(
         [
@@ -70,15 +70,15 @@ def export(parts: Mapping[str, Filled], path: str | Path) -> None:
 
 
 def check(path: Path) -> None:
-    """Refuse a file that could not be written, before any work.
+    """Refuse a file that cannot be written, before any work is done.
 
     Args:
         path: the file.
     """
     if path.suffix not in (".npz", ".parquet"):
-        raise ConfigError(f"Expected a file that ends in .npz or .parquet; got {path.name!r}.")
+        raise ConfigError(f"Expected a file name that ends in .npz or .parquet; got {path.name!r}.")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
-            raise MissingDependency("Writing parquet needs pyarrow: pip install 'vitkit[data]'") from error
+            raise MissingDependency("Writing Parquet needs pyarrow: pip install 'vitkit[data]'") from error

@@ -1,6 +1,6 @@
-"""A linear head over frozen features, and the model it makes.
+"""A linear head over frozen features, and how it becomes part of a model.
 
-Legend: F numbers of a feature, K classes.
+Legend: F values per feature, K classes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ TINY = 1e-5  # added to standard deviations, as the authors' few-shot evaluation
 
 @dataclass(frozen=True)
 class Head:
-    """Logits = X W' + b.
+    """A linear classifier: logits = X W' + b.
 
     Args:
         W: [K, F] float64.
@@ -36,11 +35,11 @@ class Head:
     b: Array
 
     def logits(self, X: Array) -> Array:
-        """Logits [n, K] of features [n, F]."""
+        """Return the logits [n, K] of features [n, F]."""
         return X @ self.W.T + self.b
 
     def over(self, scale: Standard) -> Head:
-        """The same function of features as they come, where this one takes standardised ones.
+        """Return the head over raw features that equals this one over standardised features.
 
         W ((x - m) / s) + b  =  (W / s) x + (b - (W / s) m)
         """
@@ -48,7 +47,7 @@ class Head:
         return Head(W, self.b - W @ scale.m)
 
     def times(self, factor: float) -> Head:
-        """Logits multiplied by a positive number: the same answers, more or less sure."""
+        """Multiply the logits by a positive number: the same answers with more or less confidence."""
         return Head(self.W * factor, self.b * factor)
 
 
@@ -61,27 +60,28 @@ class Standard:
 
     @classmethod
     def of(cls, X: Array) -> Standard:
-        """That of features [n, F]."""
+        """Compute both from features [n, F]."""
         return cls(X.mean(0, dtype=np.float64), X.std(0, dtype=np.float64) + TINY)
 
     def __call__(self, X: Array) -> Array:
-        """Standardised features, float64."""
+        """Return standardised features, float64."""
         return (X - self.m) / self.s
 
 
 def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -> ViT:
-    """An ordinary model: the backbone of `model`, and the head over the feature it was fitted to.
+    """Return an ordinary model with the backbone of `model` and this head.
 
     Args:
         model: the backbone; its tensors are shared, not copied.
-        head: fitted to features as they come (see `Head.over`).
-        class_names: of the head's outputs.
-        choice: the feature.
+        head: a head over raw features (see `Head.over`).
+        class_names: names of the head's outputs.
+        choice: the feature that the head was fitted to.
 
     Raises:
-        ConfigError: a feature that no Vision Transformer feeds to its head.
+        ConfigError: a Vision Transformer cannot feed this feature to its head.
     """
-    c = checked(choice, model)
+    check_attachable(choice)
+    c = model.config
     config = dataclasses.replace(
         c,
         num_classes=len(class_names),
@@ -90,7 +90,7 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
         norm_after_pool=c.norm_after_pool and choice.name != "cls",
     )
     new = copy.copy(model)
-    new._modules = dict(model._modules)  # the copy's own table of modules; the modules are the same ones
+    new._modules = dict(model._modules)  # a table of its own, so that replacing the head leaves `model` as it is
     new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
     new.pre_logits = model.pre_logits if config.pre_logits else None
     linear = nn.Linear(*reversed(head.W.shape))
@@ -100,11 +100,10 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
     return new.eval()
 
 
-def checked(choice: Choice, model: ViT) -> Any:
-    """The model's configuration, if a head over this feature can be part of such a model; else a ConfigError."""
+def check_attachable(choice: Choice) -> None:
+    """Raise ConfigError if a Vision Transformer cannot feed this feature to its head."""
     if choice.layers:
         raise ConfigError(
-            f"A head over {choice.name} has no place in a Vision Transformer, whose head sees one "
-            f"token; use --features cls, mean or pre-logits (vitkit embed takes layers)."
+            f"Expected a feature that a Vision Transformer can feed to its head: cls, mean or pre-logits; got "
+            f"{choice.name}. Use one of those, or export the layers with vitkit embed."
         )
-    return model.config

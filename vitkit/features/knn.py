@@ -1,7 +1,7 @@
-"""Weighted k-nearest neighbours over cosine similarity: votes of exp(similarity / T), as in "Unsupervised Feature
+"""k-nearest neighbours by cosine similarity with votes weighted by exp(similarity / T), as in "Unsupervised Feature
 Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) and DINO.
 
-Legend: n images of the bank, m queries, F numbers of a feature, K classes.
+Legend: n images in the bank, m queries, F values per feature, K classes.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from vitkit.types import Array
 
 KS = (10, 20, 100, 200)
 T = 0.07
-NUMBERS = 2**25  # similarities that are held at once
-JUDGES = 5_000  # images of the bank, at most, that k is chosen with
+NUMBERS = 2**25  # similarities to hold at once
+JUDGES = 5_000  # maximum number of images of the bank that k is chosen with
 
 
 def unit(X: Array) -> Array:
-    """Features [n, F] of length one."""
+    """Scale features [n, F] to length one."""
     return X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
 
 
 class Neighbours:
-    """A bank of features that votes.
+    """A bank of labelled features that vote on queries.
 
     Args:
         X: [n, F] features.
         y: [n] classes.
-        K: their number.
+        K: number of classes.
     """
 
     def __init__(self, X: Array, y: Array, K: int) -> None:
         self.bank, self.y, self.K = unit(X), y, K
 
     def votes(self, X: Array, ks: Sequence[int] = KS, *, own: Array | None = None) -> dict[int, Array]:
-        """For each k, each query's share of the votes, [m, K].
+        """Return for each k the share of the votes that each class gets, [m, K].
 
         Args:
             X: [m, F] queries.
-            ks: numbers of neighbours; more than there are means all.
-            own: [m] where the queries themselves stand in the bank; they do not vote on themselves.
+            ks: numbers of neighbours; if the bank is smaller, all of it votes.
+            own: [m] positions of the queries in the bank, so that none votes on itself.
         """
         shares = {k: np.zeros((len(X), self.K)) for k in ks}
         most = min(max(ks), len(self.bank) - (own is not None))
@@ -63,11 +63,11 @@ class Neighbours:
         return shares
 
     def best_k(self, ks: Sequence[int] = KS, seed: int = 0) -> int:
-        """The k that answers best on images of the bank, each by the others; the smallest of equal ones.
+        """Return the k with the highest leave-one-out accuracy on the bank; ties go to the smallest.
 
         Args:
-            ks: to choose from.
-            seed: which JUDGES images, where there are more.
+            ks: candidates.
+            seed: selects JUDGES images of a larger bank.
         """
         own = np.sort(rng(seed, "split", len(self.y)).permutation(len(self.y))[:JUDGES])
         found = self.votes(self.bank[own], ks, own=own)
@@ -75,14 +75,14 @@ class Neighbours:
 
 
 def class_means(X: Array, y: Array, K: int) -> Head:
-    """The nearest class mean by cosine similarity, as a linear head: what stands in for k-NN in a checkpoint.
+    """Return the nearest-class-mean classifier by cosine similarity, which replaces k-NN in a checkpoint.
 
-    The length of a query scales all its logits alike, so that leaving it out changes no answer.
+    The queries are not normalised: the length of a query scales all its logits alike and changes no answer.
 
     Args:
         X: [n, F] features.
         y: [n] classes.
-        K: their number.
+        K: number of classes.
     """
     means = unit(np.stack([unit(X[y == k].astype(np.float64)).mean(0) for k in range(K)]))
     return Head(means / (T * np.linalg.norm(X, axis=1).mean(dtype=np.float64)), np.zeros(K))

@@ -1,6 +1,6 @@
-"""Logistic regression on standardised features, its strength chosen by cross-validation on the training images.
+"""Logistic regression on standardised features, with a strength chosen by cross-validation on the training images.
 
-Legend: n images, F numbers of a feature, K classes.
+Legend: n images, F values per feature, K classes.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import numpy as np
 from vitkit.features.head import Head, Standard
 from vitkit.types import Array
 
-STRENGTHS = tuple(10.0**e for e in range(-4, 3))  # C of scikit-learn: the larger, the less regularised
+STRENGTHS = tuple(10.0**e for e in range(-4, 3))  # scikit-learn's C: the larger, the less regularised
 STEPS = 1000
-SMALL = 4_000_000  # numbers of a matrix that one thread handles faster than several
+SMALL = 4_000_000  # matrices with fewer elements are faster with one thread than with several
 
 
 def folds(y: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
-    """(fit, held out) places of a stratified cross-validation.
+    """Yield (fit, held-out) positions of a stratified cross-validation.
 
     Args:
         y: [n] classes.
-        count: folds.
-        seed: of the shuffle.
+        count: number of folds.
+        seed: seed of the shuffle.
     """
     from sklearn import model_selection
 
-    sklearn: Any = model_selection  # it has no types
+    sklearn: Any = model_selection  # scikit-learn has no type annotations
     yield from sklearn.StratifiedKFold(count, shuffle=True, random_state=seed).split(np.zeros(len(y)), y)
 
 
 def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any]:
-    """Fit to features [n, F] at one strength; every class must be there.
+    """Fit a head at one strength. Return it with scikit-learn's model, which can start the next fit.
 
     Args:
         X: [n, F] standardised features.
-        y: [n] classes.
+        y: [n] classes; every class must occur.
         C: the strength.
-        begin: a fit at another strength to go on from; given back as the second result.
+        begin: scikit-learn's model from a fit at another strength to start from.
     """
     from sklearn import linear_model
 
@@ -48,13 +48,13 @@ def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any
     fit = begin if begin is not None else sklearn.LogisticRegression(max_iter=STEPS, warm_start=True)
     fit.set_params(C=C).fit(X, y)
     W, b = fit.coef_, fit.intercept_
-    if len(W) == 1:  # two classes share one row: log-odds of the second
+    if len(W) == 1:  # for two classes scikit-learn has one row, the log-odds of the second
         W, b = np.concatenate([-W, W]) / 2, np.concatenate([-b, b]) / 2
     return Head(W.astype(np.float64), b.astype(np.float64)), fit
 
 
 def few_threads(X: Array) -> AbstractContextManager[Any]:
-    """Inside, small matrices are multiplied by one thread: several spend their time waiting for each other.
+    """Limit BLAS to one thread while fitting to a small matrix, on which several threads mostly wait for each other.
 
     Args:
         X: [n, F] features.
@@ -68,20 +68,18 @@ def few_threads(X: Array) -> AbstractContextManager[Any]:
 def losses(
     X: Array,
     y: Array,
-    K: int,
     count: int,
     seed: int,
     strengths: Sequence[float] = STRENGTHS,
 ) -> dict[float, float]:
-    """Mean -log probability of the truth on held-out folds, for each strength.
+    """Return the mean negative log-likelihood on held-out folds for each strength.
 
     Args:
         X: [n, F] features.
         y: [n] classes.
-        K: their number.
-        count: folds.
-        seed: of the folds.
-        strengths: in rising order; each fit begins at the one before.
+        count: number of folds.
+        seed: seed of the folds.
+        strengths: candidates in increasing order; each fit starts from the one before.
     """
     total = dict.fromkeys(strengths, 0.0)
     for inside, outside in folds(y, count, seed):
@@ -94,7 +92,7 @@ def losses(
 
 
 def nll(logits: Array, y: Array) -> float:
-    """Mean -log probability of the truth.
+    """Return the mean negative log-probability of the true classes.
 
     Args:
         logits: [n, K].

@@ -1,6 +1,6 @@
-"""What can be fitted to frozen features: METHODS. Each gives a linear head, and says what it chose and why.
+"""METHODS: the classifiers that can be fitted to frozen features. Each returns a linear head and what it chose.
 
-Legend: n images, F numbers of a feature, K classes.
+Legend: n images, F values per feature, K classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitkit.features.head import Head, Standard
 from vitkit.model import checks
 from vitkit.types import Array
 
-FACTORS = np.logspace(-1, 3, 81)  # by which scores that are no log-probabilities may be multiplied
+FACTORS = np.logspace(-1, 3, 81)  # candidates for the scale of ridge's scores, which are not log-probabilities
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Options:
     """How to fit.
 
     Args:
-        folds: of the cross-validation; fewer where a class has fewer images.
+        folds: folds of the cross-validation; fewer if a class has fewer images.
         strength: C of logistic regression; None chooses it by cross-validation.
-        seed: of folds, orders and held-out parts.
+        seed: seed of the folds, the order of images and the held-out images.
     """
 
     folds: int = 5
@@ -43,14 +43,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a method made of the training features.
+    """A method fitted to training features.
 
     Args:
         method: a row of METHODS.
-        head: linear, over features as they come: what a checkpoint holds.
-        scores: features [n, F] -> [n, K] what the method itself answers; the head's logits unless it says otherwise.
-        chosen: what was chosen on the training images, as JSON can hold it.
-        notes: sentences for the user.
+        head: linear head over raw features, to be saved in a checkpoint.
+        scores: maps features [n, F] to the method's own scores [n, K]; these are the head's logits except for k-NN.
+        chosen: what was chosen on the training images, as JSON values.
+        notes: messages for the user.
     """
 
     method: str
@@ -67,33 +67,33 @@ def fit(method: str, X: Array, y: Array, class_names: Sequence[str], options: Op
         method: a row of METHODS.
         X: [n, F] features.
         y: [n] classes.
-        class_names: of the K classes.
-        options: how.
+        class_names: names of the K classes.
+        options: how to fit.
 
     Raises:
-        DataError: one class only, a class without images, or too few of one for what the method must choose.
+        DataError: fewer than two classes, or a class without enough images.
     """
     row = pick(METHODS, method, "method")
-    trainable(y, class_names)
+    check_trainable(y, class_names)
     with logistic.few_threads(X):
         return row(X, y, class_names, options or Options())
 
 
-def trainable(y: Array, class_names: Sequence[str]) -> None:
-    """Refuse what nothing can be learnt from.
+def check_trainable(y: Array, class_names: Sequence[str]) -> None:
+    """Raise DataError unless there are at least two classes and each has training images.
 
     Args:
         y: [n] classes of the training images.
-        class_names: of the K classes.
+        class_names: names of the K classes.
     """
     counts = np.bincount(y, minlength=len(class_names))
     if (counts > 0).sum() < 2:
-        what = f"all {len(y)} training images are {class_names[int(counts.argmax())]!r}" if len(y) else "got no images"
-        raise DataError(f"A classifier needs images of at least two classes; {what}.")
+        what = f"all {len(y)} are {class_names[int(counts.argmax())]!r}" if len(y) else "got no images"
+        raise DataError(f"Expected training images of at least two classes; {what}.")
     if len(empty := np.flatnonzero(counts == 0)):
         raise DataError(
-            f"The class {class_names[int(empty[0])]!r} has no training images; add some, or remove the "
-            f"class (also from the test part)."
+            f"Expected training images of every class; {class_names[int(empty[0])]!r} has none. Add some, or remove "
+            f"the class (also from the test part)."
         )
 
 
@@ -102,11 +102,11 @@ def _folds(y: Array, class_names: Sequence[str], options: Options) -> tuple[int,
     least = int(counts.argmin())
     if counts[least] < 2:
         raise DataError(
-            f"Cross-validation needs at least 2 images of each class; {class_names[least]!r} has 1. Add "
-            f"images, or give the strength yourself with --strength (1 is usual)."
+            f"Expected at least 2 images of each class for cross-validation; {class_names[least]!r} has 1. Add "
+            f"images, or set the strength with --strength (1 is common)."
         )
     count = min(options.folds, int(counts[least]))
-    note = f"{count} folds instead of {options.folds}: {class_names[least]!r} has only {counts[least]} images."
+    note = f"Using {count} folds instead of {options.folds}: {class_names[least]!r} has only {counts[least]} images."
     return count, () if count == options.folds else (note,)
 
 
@@ -115,7 +115,7 @@ def _logistic(X: Array, y: Array, class_names: Sequence[str], options: Options) 
     chosen: dict[str, Any] = {"C": options.strength}
     if options.strength is None:
         count, notes = _folds(y, class_names, options)
-        found = logistic.losses(X, y, len(class_names), count, options.seed)
+        found = logistic.losses(X, y, count, options.seed)
         chosen = {
             "C": min(found, key=lambda C: found[C]),
             "folds": count,
@@ -129,8 +129,8 @@ def _logistic(X: Array, y: Array, class_names: Sequence[str], options: Options) 
 def _sgd(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
     if np.bincount(y).min() < 2:
         raise DataError(
-            f"--method sgd holds out a tenth to choose its learning rate and needs at least 2 images of "
-            f"each class; {class_names[int(np.bincount(y).argmin())]!r} has 1. Use --method logistic."
+            f"Expected at least 2 images of each class, because --method sgd holds some out to choose its learning "
+            f"rate; {class_names[int(np.bincount(y).argmin())]!r} has 1. Use --method logistic."
         )
     head, losses = sgd.sgd(X, y, len(class_names), options.seed)
     chosen = {
@@ -142,7 +142,7 @@ def _sgd(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fi
 
 def _ridge(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
     K, head, factor = len(class_names), ridge.ridge(X, y, len(class_names)), 1.0
-    if np.bincount(y).min() >= 2:  # regression values are no log-probabilities: make them as sure as they may be
+    if np.bincount(y).min() >= 2:  # scale the scores so that their softmax is calibrated on held-out folds
         count, _ = _folds(y, class_names, options)
         parts = [(ridge.ridge(X[a], y[a], K).logits(X[b]), y[b]) for a, b in logistic.folds(y, count, options.seed)]
         scores, truth = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
@@ -162,8 +162,8 @@ def _knn(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fi
         lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12),
         {"k": k, "T": knn.T},
         (
-            "k-NN keeps images instead of weights, so that no checkpoint can hold it: the one that is saved has "
-            "the nearest class mean as its head, and its accuracy stands beside k-NN's.",
+            "k-NN has no weights that a checkpoint could hold: the saved head is the nearest-class-mean classifier, "
+            "whose accuracy is reported next to that of k-NN.",
         ),
     )
 
@@ -176,11 +176,11 @@ METHODS: dict[str, Callable[[Array, Array, Sequence[str], Options], Fitted]] = {
 }
 
 
-def several(text: str) -> list[str]:
-    """The methods of a list such as `logistic,knn`, each checked.
+def parse_methods(text: str) -> list[str]:
+    """Parse a list of methods such as `logistic,knn`.
 
     Args:
-        text: names of METHODS with commas between them.
+        text: rows of METHODS, separated by commas.
     """
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
@@ -191,7 +191,7 @@ def several(text: str) -> list[str]:
 
 
 def tables(method: str, X: Array, y: Array, Xt: Array, yt: Array, K: int) -> dict[str, Any]:
-    """What the method's protocol reports on held-out images beyond one number, as JSON can hold it.
+    """Return what the method's protocol reports besides one accuracy, as JSON values.
 
     Args:
         method: a row of METHODS.

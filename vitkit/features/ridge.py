@@ -1,7 +1,7 @@
-"""Few-shot evaluation as the paper does it (section 4.1): regularised least squares from frozen features to {-1, +1}^K,
-in closed form; as the authors' code runs it: standardise, append a large constant as bias, l2 = 2^10.
+"""Few-shot evaluation as in the paper (section 4.1): regularised least squares from frozen features to {-1, +1}^K, in
+closed form. The details are those of the authors' code: standardise, append a large constant as bias, l2 = 2^10.
 
-Legend: n images, F numbers of a feature, K classes.
+Legend: n images, F values per feature, K classes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from vitkit.data.order import rng
 from vitkit.features.head import Head, Standard
 from vitkit.types import Array
 
-BIAS = 100.0  # the constant feature: so large that the bias is hardly regularised
+BIAS = 100.0  # the constant feature; it is so large that the bias is hardly regularised
 L2 = 2.0**10
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 
 
 def ridge(X: Array, y: Array, K: int, l2: float = L2) -> Head:
-    """The head that minimises |X W - Y|^2 + l2 |W|^2, over features as they come.
+    """Return the head over raw features that minimises |X W - Y|^2 + l2 |W|^2, where X is standardised.
 
     Args:
         X: [n, F] features.
         y: [n] classes.
-        K: their number.
-        l2: the strength.
+        K: number of classes.
+        l2: strength of the regularisation.
     """
     scale = Standard.of(X)
     A = np.concatenate([scale(X), np.full((len(X), 1), BIAS)], 1)  # [n, F + 1]
@@ -41,7 +41,7 @@ def ridge(X: Array, y: Array, K: int, l2: float = L2) -> Head:
 
 
 def solve(S: Array, B: Array, l2: float) -> Array:
-    """(S + l2 I)^-1 B for a symmetric S, by its eigenvectors.
+    """Return (S + l2 I)^-1 B for a symmetric S, by its eigendecomposition.
 
     Args:
         S: [m, m].
@@ -54,7 +54,7 @@ def solve(S: Array, B: Array, l2: float) -> Array:
 
 @dataclass(frozen=True)
 class FewShot:
-    """Accuracy after a number of images of each class; one for each seed."""
+    """The accuracies for one number of images per class, one for each seed."""
 
     shots: int
     accuracies: tuple[float, ...]
@@ -63,7 +63,7 @@ class FewShot:
 def few_shot(
     X: Array, y: Array, Xt: Array, yt: Array, K: int, shots: Sequence[int] = SHOTS, seeds: Sequence[int] = SEEDS
 ) -> list[FewShot]:
-    """Accuracy on held-out images, fitted to few: shots that a class does not have are left out.
+    """Fit to a few images per class and measure the accuracy on held-out images.
 
     Args:
         X: [n, F] training features.
@@ -71,8 +71,8 @@ def few_shot(
         Xt: held-out features.
         yt: their classes.
         K: number of classes.
-        shots: images of each class.
-        seeds: each chooses other images.
+        shots: numbers of images per class; those that some class cannot supply are left out.
+        seeds: each selects different images.
     """
     rows = []
     for count in shots:
@@ -83,12 +83,12 @@ def few_shot(
 
 
 def draw(y: Array, K: int, count: int, seed: int) -> Array:
-    """Places of `count` images of each class.
+    """Select `count` images of each class and return their positions.
 
     Args:
         y: [n] classes.
-        K: their number.
-        count: images of each.
-        seed: another seed is another choice.
+        K: number of classes.
+        count: images per class.
+        seed: seed of the selection.
     """
     return np.concatenate([rng(seed, "split", k, count).permutation(np.flatnonzero(y == k))[:count] for k in range(K)])

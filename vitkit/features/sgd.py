@@ -1,9 +1,9 @@
-"""A linear head by stochastic gradient descent: for more images or classes than a solver takes.
+"""A linear head trained by stochastic gradient descent, for more images or classes than a solver can handle.
 
-Several learning rates are trained at once over the same batches and judged on a held-out tenth; the best one is then
-trained on everything.
+Heads for several learning rates are trained at once on the same batches and compared on a held-out tenth. The best rate
+is then used to train on all images.
 
-Legend: n images, F numbers of a feature, K classes, G learning rates.
+Legend: n images, F values per feature, K classes, G learning rates.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from vitkit.types import Array
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 BATCH = 1024
-STEPS = 500  # at least; of large data so many that every image is seen EPOCHS times
-EPOCHS = 10
+STEPS = 500  # at least this many steps,
+EPOCHS = 10  # and at least this many epochs
 MOMENTUM = 0.9
 DECAY = 1e-4
 
 
 def descend(X: Array, y: Array, K: int, rates: Sequence[float], seed: int) -> list[Head]:
-    """One head for each learning rate, over features as they come.
+    """Train one head over raw features for each learning rate.
 
     Args:
         X: [n, F] features.
         y: [n] classes.
-        K: their number.
-        rates: G learning rates; the gradient's scale does not depend on F.
-        seed: of the order of images.
+        K: number of classes.
+        rates: G learning rates; features are scaled so that a good rate does not depend on F.
+        seed: seed of the order of images.
     """
     scale, width = Standard.of(X), X.shape[1]
     m, s = (torch.from_numpy(v).float() for v in (scale.m, scale.s * math.sqrt(width)))
@@ -62,13 +62,13 @@ def descend(X: Array, y: Array, K: int, rates: Sequence[float], seed: int) -> li
 
 
 def sgd(X: Array, y: Array, K: int, seed: int, rates: Sequence[float] = RATES) -> tuple[Head, dict[float, float]]:
-    """The head of the best learning rate, and the held-out loss of each.
+    """Return the head trained with the best learning rate, and the held-out loss of each rate.
 
     Args:
         X: [n, F] features.
-        y: [n] classes, each with two images or more.
-        K: their number.
-        seed: of the order and of the held-out part.
+        y: [n] classes, each with at least two images.
+        K: number of classes.
+        seed: seed of the order of images and of the held-out images.
         rates: learning rates to choose from.
     """
     from vitkit.features.logistic import nll

@@ -1,4 +1,4 @@
-"""Weights and data -> features in the cache, and in a file where one is asked for."""
+"""Compute the features of a data set, and export them to a file on request."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vitkit.types import Tick
 
 @dataclass(frozen=True)
 class Embedding:
-    """What `embed` did.
+    """The result of `embed`.
 
     Args:
         parts: {part of the data: its features in the cache}.
-        out: the file that was written, if any.
+        out: the exported file, if any.
     """
 
     parts: dict[str, Filled]
@@ -34,24 +34,24 @@ class Embedding:
 
 
 def open_cache(folder: str | Path | None, note: Callable[[str], None] | None = None) -> FeatureCache:
-    """The cache in a folder; in the user's cache folder ($VITKIT_CACHE) when not given."""
+    """Open the feature cache in a folder (default: $VITKIT_CACHE, or the user's cache folder)."""
     return FeatureCache(folder or cache_folder(), note)
 
 
 def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
-    """The parts of a data set that hold images.
+    """Open the parts of a data set that have images.
 
     Args:
-        data: what `open_splits` takes.
-        split: one of them; all when not given.
+        data: a data set, as `open_splits` takes it.
+        split: name of one part (default: all parts).
     """
     splits = open_splits(data)
     if split is not None and split not in splits:
-        raise DataError(f"{data} has no part {split!r}; it has: {', '.join(splits)}.")
+        raise DataError(f"Expected {data} to have a part called {split}; it has {', '.join(splits)}.")
     found = {name: source() for name, source in splits.items() if split in (None, name)}
     found = {name: source for name, source in found.items() if len(source)}
     if not found:
-        raise DataError(f"{data} holds no images.")
+        raise DataError(f"Expected images in {data}; it has none.")
     return found
 
 
@@ -68,18 +68,18 @@ def embed(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
 ) -> Embedding:
-    """Fill the cache with the features of several sources; all processes call this.
+    """Fill the cache with the features of several sources; with several processes, each of them must call this.
 
     Args:
         model: the backbone, on its device.
         sources: {part: images}.
-        cache: where features are kept.
-        features: which vector, see `vitkit.features.choose`.
-        out: an .npz or .parquet file to write them to as well.
-        batch_size: images at once in each process.
-        workers: processes that decode; None for one a core.
-        runtime: processes, device, precision.
-        progress: called with the number of images done since the last call.
+        cache: the feature cache.
+        features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
+        out: an .npz or .parquet file to export the features to.
+        batch_size: images per batch in each process.
+        workers: worker processes for decoding; None for one per core.
+        runtime: processes, device and precision.
+        progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
     """
     path = Path(out).expanduser() if out is not None else None

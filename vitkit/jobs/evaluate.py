@@ -1,4 +1,4 @@
-"""Weights and data -> every number of evaluation, on the screen and in files."""
+"""Evaluate a model on a data set, and write the results to files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
-from vitkit.evaluation.names import class_names, outputs_of
+from vitkit.evaluation.names import class_names
 from vitkit.model.classifier import Classifier
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
@@ -33,16 +33,16 @@ from vitkit.types import Tick
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of one evaluation.
+    """The result of one evaluation.
 
     Args:
-        weights: what was evaluated.
-        data: on what.
-        part: which part of the data, in words.
-        measures: the numbers.
-        outputs: logits of every image; labels count the model's outputs.
-        class_names: of the model's outputs.
-        seconds: of reading, preprocessing and predicting.
+        weights: the weights, as the user named them.
+        data: the data set, as the user named it.
+        part: description of the part of the data that was evaluated.
+        measures: all measures.
+        outputs: the logits of every image; a label is the index of an output.
+        class_names: names of the model's outputs.
+        seconds: time for reading, preprocessing and predicting.
     """
 
     weights: str
@@ -54,7 +54,7 @@ class Evaluation:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the logits, as JSON can hold it."""
+        """Return everything except the logits as JSON values."""
         return {
             "weights": self.weights,
             "data": self.data,
@@ -66,7 +66,7 @@ class Evaluation:
 
 
 def run_of(weights: str | Path) -> RunFolder | None:
-    """The run folder that weights belong to (`RUN`, `RUN@ema`, `RUN/best.safetensors`), or None."""
+    """Return the run folder that weights belong to (`RUN`, `RUN@ema`, `RUN/best.safetensors`), or None."""
     path = Path(str(weights).partition("@")[0]).expanduser()
     try:
         return RunFolder.open(path if path.is_dir() else path.parent)
@@ -75,15 +75,15 @@ def run_of(weights: str | Path) -> RunFolder | None:
 
 
 def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple[Source, str]:
-    """The part of a data set that an evaluation is about, and what it is in words.
+    """Choose the part of a data set to evaluate, and describe it.
 
-    Test, else val. Data without parts is evaluated whole, unless it is what the run was fitted to: then on what the
-    run held out.
+    That is the test part, or the val part if there is no test part. Data without parts is evaluated as a whole; but if
+    the run was fitted to this data, only the images that it held out are.
 
     Args:
-        data: what `open_splits` takes.
-        split: the user's choice.
-        run: the run that the weights belong to.
+        data: a data set, as `open_splits` takes it.
+        split: the user's choice, or None.
+        run: the run that the weights belong to, if any.
     """
     splits = open_splits(data)
     held = _held_out(run) if run and _same_data(run, data) else None
@@ -93,20 +93,20 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
         whole = splits["train" if "train" in splits else "all"]()
         if share == 0:
             raise DataError(
-                f"The run was fitted to all of {data} and held nothing out; give other data, or --split "
-                f"{next(iter(splits))} to measure what it has learnt by heart."
+                f"Expected data that the run was not fitted to; it was fitted to all of {data}. Use other data, or "
+                f"pass --split {next(iter(splits))} to measure accuracy on the training images."
             )
-        return Subset(
-            whole, stratified(whole.labels, share, seed if "train" in splits else 0)[1]
-        ), f"the {share:.0%} that the run held out"
+        held_out = stratified(whole.labels, share, seed if "train" in splits else 0)[1]
+        return Subset(whole, held_out), f"the {share:.0%} that the run held out"
     name = split or own or ("all" if "all" in splits else None)
     if name is None or name not in splits:
         raise DataError(
-            f"{data} has no part {name or 'test or val'!r}; it has: {', '.join(splits)}. Choose one with --split."
+            f"Expected {data} to have a part called {name or 'test or val'}; it has {', '.join(splits)}. Choose one "
+            f"with --split."
         )
     source = splits[name]()
     if not len(source):
-        raise DataError(f"{data} holds no images in {name!r}.")
+        raise DataError(f"Expected images in the {name} part of {data}; it has none.")
     return source, "all images" if name == "all" else f"the {name} part"
 
 
@@ -120,14 +120,14 @@ def _same_data(run: RunFolder, data: str | Path) -> bool:
 
 
 def _held_out(run: RunFolder) -> tuple[float, int]:
-    """(share, seed) of what a run held out of data that had no part for it."""
+    """Return (share, seed) of the images that a run held out of data without a test or val part."""
     if run.info.get("kind") == "train":
         return float(run.info["recipe"]["val"]), int(run.info["settings"]["seed"])
     return float(run.info["data"]["held_share"]), int(run.info["data"]["seed"])
 
 
 def evaluate(
-    predictor: Classifier,
+    model: Classifier,
     source: Source,
     *,
     weights: str = "",
@@ -141,32 +141,31 @@ def evaluate(
     bad_images: BadImages = "fail",
     worst: int = 20,
 ) -> Evaluation:
-    """Evaluate a predictor on a source; all processes call this.
+    """Evaluate a model on a source; with several processes, each of them must call this.
 
     Args:
-        predictor: on its device.
+        model: a ViT or any other classifier, on its device.
         source: the images.
-        weights: what the predictor is called, for the result.
-        data: what the data is called.
-        part: which part of it, in words.
-        same_order: whether the data's classes stand in the order of the model's outputs, whatever they are called.
-        batch_size: images at once in each process.
-        workers: processes that decode; None for one a core.
-        runtime: processes, device, precision.
-        progress: called with the number of images done since the last call.
+        weights: name of the weights, for the result.
+        data: name of the data, for the result.
+        part: description of the part of the data, for the result.
+        same_order: whether the data's classes are in the order of the model's outputs, whatever their names.
+        batch_size: images per batch in each process.
+        workers: worker processes for decoding; None for one per core.
+        runtime: processes, device and precision.
+        progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
-        worst: wrong answers that are kept.
+        worst: number of wrong predictions to keep.
     """
-    K = outputs_of(predictor)
-    names = class_names(predictor.input_spec, K)
+    names = class_names(model)
     if same_order:
-        to_output = in_order(source.class_names, K)
-        names = predictor.input_spec.class_names or source.class_names
+        to_output = in_order(source.class_names, len(names))
+        names = model.input_spec.class_names or source.class_names
     else:
-        to_output = match_classes(source.class_names, predictor.input_spec, K)
+        to_output = match_classes(source.class_names, names)
     start = time.perf_counter()
     found = logits_of(
-        predictor,
+        model,
         source,
         batch_size=batch_size,
         workers=workers,
@@ -180,11 +179,11 @@ def evaluate(
 
 
 class ByEngine:
-    """A model whose logits come from one of `speed.ENGINES`.
+    """A model whose logits are computed by one of `speed.ENGINES`.
 
     Args:
-        model: on its device.
-        name: a row of ENGINES; `self.name` is the one that runs.
+        model: the model, on its device.
+        name: a row of ENGINES; `self.name` is the engine that actually runs.
     """
 
     def __init__(self, model: ViT, name: str) -> None:
@@ -193,28 +192,28 @@ class ByEngine:
         self.forward, self.tolerance = ENGINES[self.name].build(model), ENGINES[self.name].tolerance
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits [B, K]."""
+        """Return logits [B, K]."""
         return self.forward(x)
 
     def against_plain(self, found: Evaluation, source: Source, **how: Any) -> Accuracy:
-        """How far an evaluation by this engine is from one by the plain model, which reads the images once more.
+        """Compare an evaluation by this engine with the plain model, which reads the images again.
 
         Args:
-            found: the evaluation.
-            source: the images that it was of.
-            how: what `logits_of` takes beside them.
+            found: the evaluation by this engine.
+            source: the images that were evaluated.
+            how: further arguments of `logits_of`.
         """
         plain = logits_of(self.model, source, **how)
         return compare(plain.logits, found.outputs.logits, found.outputs.labels, self.tolerance)
 
 
 def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = None) -> list[Path]:
-    """Write evaluation.json, predictions.csv, per_class.csv and confusion.csv; whole or not at all.
+    """Write evaluation.json, predictions.csv, per_class.csv and confusion.csv; an interrupted write leaves no part.
 
     Args:
-        folder: made when it is not there.
+        folder: created if it does not exist.
         found: the evaluation.
-        more: further keys of evaluation.json.
+        more: additional keys for evaluation.json.
     """
     folder, m, names = Path(folder).expanduser(), found.measures, found.class_names
     predicted, rank, confidence, truth = answers(found.outputs.logits, found.outputs.labels)

@@ -161,7 +161,7 @@ def explain(
     """
     vit, source = unwrap(model), Images(images)
     spec, K = at_size(vit.input_spec, image_size), vit.config.num_classes
-    names = class_names(vit.input_spec, K) if K else ()
+    names = class_names(vit) if K else ()
     if not K and (target is not None or occlusion or score):
         raise InputError(
             "Expected a model with a classification head for --class, --occlusion or --faithfulness; this one has no "

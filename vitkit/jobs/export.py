@@ -18,6 +18,7 @@ from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError, pick
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.match import match_classes
+from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Images
 from vitkit.jobs.evaluate import part_of, run_of
 from vitkit.model.vit import ViT
@@ -152,7 +153,7 @@ def images_for(
 def names_match(source: Source, model: ViT) -> bool:
     """Whether the data's classes are the model's."""
     try:
-        match_classes(source.class_names, model.input_spec, model.config.num_classes)
+        match_classes(source.class_names, class_names(model))
     except DataError:
         return False
     return True
@@ -244,5 +245,5 @@ def reported(
     )
     labels: Array | None = None
     if images.labelled:
-        labels = match_classes(images.report.class_names, model.input_spec, model.config.num_classes)[plain.labels]
+        labels = match_classes(images.report.class_names, class_names(model))[plain.labels]
     return compare(plain.logits, other.logits, labels, tolerance)

@@ -1,4 +1,4 @@
-"""Weights and data -> a classifier over frozen features: one pass of the backbone, any number of heads, one run."""
+"""Fit classifiers to the frozen features of a data set: one pass of the backbone, any number of heads, one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn.linear_model  # now, so that its import is not taken for work
+import sklearn.linear_model  # imported here so that the import does not count as fitting time
 import sklearn.model_selection  # noqa: F401
 
 from vitkit.data.base import Source, Subset, stratified
@@ -21,26 +21,26 @@ from vitkit.evaluation.measure import measure
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
 from vitkit.features.embed import Embedded, Filled, fill
-from vitkit.features.head import attach, checked
-from vitkit.features.probe import Fitted, Options, fit, tables, trainable
+from vitkit.features.head import attach, check_attachable
+from vitkit.features.probe import Fitted, Options, check_trainable, fit, tables
 from vitkit.jobs.evaluate import Evaluation, write
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
 
-HELD = 0.1  # share that is held out of data that has no part for it
+HELD = 0.1  # share of the images that is held out if the data has no test or val part
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The images that heads are fitted to, and those that they are judged on.
+    """The images to fit to and the images to evaluate on.
 
     Args:
-        train: fitted to.
-        held: judged on, once.
-        words: what `held` is.
-        share: of train that was held out; 0 where the data has a part for it.
+        train: images to fit to.
+        held: images to evaluate on.
+        words: description of `held`.
+        share: share of the training images that was held out; 0 if the data has a part to evaluate on.
     """
 
     train: Source
@@ -51,15 +51,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Result:
-    """One method's result.
+    """The result of one method.
 
     Args:
-        fitted: what was fitted.
+        fitted: the fitted method.
         top1: accuracy of the method on the held-out images.
-        correct: images of them that it named right.
+        correct: number of held-out images that the method classifies correctly.
         head_top1: accuracy of its linear head, which is what a checkpoint holds.
-        more: the tables of its protocol.
-        seconds: of fitting.
+        more: further tables of its protocol.
+        seconds: time for fitting.
     """
 
     fitted: Fitted
@@ -70,7 +70,7 @@ class Result:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the result as JSON values."""
         return {
             "method": self.fitted.method,
             "top1": self.top1,
@@ -84,16 +84,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe left behind.
+    """The result of a probe.
 
     Args:
-        run: its folder.
+        run: its run folder.
         model: the backbone with the first method's head.
-        results: one for each method, in their order.
-        evaluation: all numbers of the saved model on the held-out images.
+        results: one for each method, in order.
+        evaluation: the evaluation of the saved model on the held-out images.
         train: the training features in the cache.
-        held: the held-out features.
-        seconds: {"embed": ..., "fit": ..., "work": all of it after imports and loading}.
+        held: the held-out features in the cache.
+        seconds: {"embed": ..., "fit": ..., "work": everything except imports and loading}.
     """
 
     run: RunFolder
@@ -106,50 +106,49 @@ class Probe:
 
 
 def parts_of(data: str | Path, seed: int) -> Parts:
-    """What to fit to and what to judge on: train and test (else val), or a stratified tenth that is held out.
+    """Choose the images to fit to and to evaluate on: train and test (or val), or else a stratified tenth held out.
 
     Args:
-        data: what `open_splits` takes.
-        seed: of the held-out part.
+        data: a data set, as `open_splits` takes it.
+        seed: seed of the held-out images.
 
     Raises:
-        DataError: nothing to fit to, one class only, a class without training images, or one that only test has.
+        DataError: no training images, fewer than two classes, or a class without training images.
     """
     splits = open_splits(data)
     if "train" not in splits and "all" not in splits:
-        raise DataError(f"{data} has no training part; it has: {', '.join(splits)}.")
+        raise DataError(f"Expected {data} to have a part called train; it has {', '.join(splits)}.")
     whole = splits["train" if "train" in splits else "all"]()
     own = next((name for name in ("test", "val") if name in splits), None)
     if own is None or "train" not in splits:
-        trainable(whole.labels, whole.class_names)
+        check_trainable(whole.labels, whole.class_names)
         if (least := min(whole.counts().items(), key=lambda item: item[1]))[1] < 2:
             raise DataError(
-                f"{data} has no test part, and the class {least[0]!r} has one image: nothing of it can be "
-                f"held out. Add images, or a test part."
+                f"Expected at least 2 images of each class, so that one can be held out; {least[0]!r} has 1, and "
+                f"{data} has no test part. Add images, or a test part."
             )
-        # Data without any parts has the same images held out whatever the seed: `vitkit eval` finds them again.
+        # Without any parts, the held-out images do not depend on the seed, so that `vitkit eval` finds them again.
         kept, out = stratified(whole.labels, HELD, seed if "train" in splits else 0)
         return Parts(Subset(whole, kept), Subset(whole, out), f"the {HELD:.0%} that was held out", HELD)
     held = splits[own]()
     if not len(held):
-        raise DataError(f"{data} holds no images in {own!r}.")
-    held = _aligned(whole, held, own)
-    trainable(whole.labels, whole.class_names)
+        raise DataError(f"Expected images in the {own} part of {data}; it has none.")
+    _check_classes(whole, held, own)
+    check_trainable(whole.labels, whole.class_names)
     return Parts(whole, held, f"the {own} part", 0.0)
 
 
-def _aligned(train: Source, held: Source, own: str) -> Source:
-    """The held-out part, if its classes are those of train; else a sentence."""
+def _check_classes(train: Source, held: Source, own: str) -> None:
+    """Raise DataError if the classes of the held-out part are not those of the training part."""
     counts = train.counts()
     only = [name for name, count in held.counts().items() if count and not counts.get(name)]
     if only:
         raise DataError(
-            f"The class {only[0]!r} is in the {own} part ({held.counts()[only[0]]} images) but has no "
-            f"training images; add some, or remove it from {own}."
+            f"Expected training images of every class of the {own} part; {only[0]!r} has none, but "
+            f"{held.counts()[only[0]]} images in {own}. Add some, or remove the class from {own}."
         )
     if held.class_names != train.class_names:
-        raise DataError(f"The classes of train and {own} stand in another order; name them alike in both.")
-    return held
+        raise DataError(f"Expected the same classes in train and {own}, in the same order; they differ.")
 
 
 def probe(
@@ -169,28 +168,28 @@ def probe(
     bad_images: BadImages = "fail",
     parts: Parts | None = None,
 ) -> Probe:
-    """Fit heads to the frozen features of a data set, and leave a run folder with the first one in a checkpoint.
+    """Fit heads to the frozen features of a data set, and write a run folder with the first head in a checkpoint.
 
     Args:
         model: the backbone, on its device.
-        data: what `open_splits` takes.
-        out: the run's folder; nothing may be there.
-        cache: where features are kept.
-        methods: rows of METHODS; the first one's head is saved, the others are reported beside it.
+        data: a data set, as `open_splits` takes it.
+        out: the run folder; it must not hold a run yet.
+        cache: the feature cache.
+        methods: rows of METHODS; the first one's head is saved, the others are only reported.
         options: how to fit.
-        features: which vector, see `vitkit.features.choose`.
-        weights: what the backbone is called, for the record.
-        batch_size: images at once in each process.
-        workers: processes that decode; None for one a core.
-        runtime: processes, device, precision.
-        progress: called with the number of images done since the last call.
+        features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
+        weights: name of the backbone, for the record.
+        batch_size: images per batch in each process.
+        workers: worker processes for decoding; None for one per core.
+        runtime: processes, device and precision.
+        progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
-        parts: what `parts_of(data, seed)` returned, where it was asked already.
+        parts: the result of `parts_of(data, seed)`, if it is known already.
     """
     start = time.perf_counter()
     options = options or Options()
     RunFolder.check_place(out)
-    checked(choose(features, model.config), model)
+    check_attachable(choose(features, model.config))
     parts = parts or parts_of(data, options.seed)
     train, held = (
         fill(
@@ -210,7 +209,7 @@ def probe(
     A, B, names = train.read(), held.read(), parts.train.class_names
     results = tuple(_result(method, A, B, names, options) for method in methods)
     best = attach(model, results[0].fitted.head, names, train.choice)
-    # The checkpoint's own numbers: its head in float32, over the features it will compute again.
+    # The evaluation is that of the checkpoint, whose head is float32.
     W, b = (best.state_dict()[f"head.{name}"].cpu().float().numpy() for name in ("weight", "bias"))
     logits = B.features @ W.T + b
     outputs = Outputs(logits.astype(np.float32), B.labels, B.index, B.names, held.skipped)

@@ -1,4 +1,4 @@
-"""Whatever predicts: pixels -> logits, with what it wants to be fed. A ViT is one as it is; so is an exported model."""
+"""The interface of everything that classifies: a ViT has it as it is, and so does an exported model."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from vitkit.model.config import InputSpec
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Pixels [B, C, H, W], normalised as `input_spec` says, to logits [B, K]; `input_spec` also names the classes."""
+    """Maps pixels [B, C, H, W], preprocessed as `input_spec` says, to logits [B, K]; `input_spec` names the classes."""
 
     input_spec: InputSpec
 
     def __call__(self, x: Tensor, /) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         ...
 
 
-def device_of(predictor: Classifier) -> torch.device:
-    """Where the predictor's weights are; the CPU for one that holds no torch weights."""
-    first = next(predictor.parameters(), None) if isinstance(predictor, nn.Module) else None
+def device_of(model: Classifier) -> torch.device:
+    """Return the device of the model's weights; the CPU if it has no torch weights."""
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return first.device if first is not None else torch.device("cpu")
 
 
 @contextmanager
-def evaluating(predictor: Classifier) -> Iterator[None]:
-    """Inside, nothing is random and nothing is kept for gradients; the predictor leaves as it came."""
-    was = predictor.training if isinstance(predictor, nn.Module) else False
-    if isinstance(predictor, nn.Module) and was:
-        predictor.eval()
+def evaluating(model: Classifier) -> Iterator[None]:
+    """Switch to eval mode without gradients; on exit the model is back in the mode it had before."""
+    training = isinstance(model, nn.Module) and model.training
+    if isinstance(model, nn.Module) and training:
+        model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        if isinstance(predictor, nn.Module) and was:
-            predictor.train()
+        if isinstance(model, nn.Module) and training:
+            model.train()
