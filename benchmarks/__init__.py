@@ -1,1 +1,1 @@
-"""Side-by-side measurements with peers; never part of the tests. `python -m benchmarks` runs them all."""
+"""Programs that measure; none of them is a test. `python -m benchmarks --help` says which there are."""

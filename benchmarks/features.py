@@ -92,7 +92,7 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
         return run
 
     contenders = {"vitkit embed": ours, "timm forward": timms}
-    seconds = alternate({name: counted(name, work) for name, work in contenders.items()}, rounds=rounds, warmup=1)
+    seconds = alternate({name: counted(name, work) for name, work in contenders.items()}, rounds=rounds)
     difference = np.abs(found["vitkit"] - found["timm"]).max() / np.abs(found["timm"]).max()
     print(
         f"{count} photos, batch {batch}, {workers} workers, {torch.get_num_threads()} threads; largest relative "

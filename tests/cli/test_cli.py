@@ -137,7 +137,7 @@ def test_walk(tmp_path: Path) -> None:
         (["describe", "vit-b/16", "--image-size", "big"], ["--image-size", "'big'"]),
         (["walk", "--model", "nothing"], ["Unknown variant"]),
         (["describe", "vit-ti/16", "--draw", "/dev/null/x"], ["/dev/null/x", "--draw"]),
-        (["bench", "--what", "data", "--merge", "8"], ["merge is for inference", "leave it out"]),
+        (["bench", "--what", "data", "--merge", "8"], ["merge applies to inference", "leave it out"]),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:

@@ -1,5 +1,5 @@
 """The fused engines compute what the plain model computes. Their algebra is tested here, without a CUDA device, where
-the kernels' plain versions run; benchmarks/cuda.py holds the kernels themselves to the plain model on a device."""
+the kernels' plain versions run; benchmarks/check.py holds the kernels themselves to the plain model on a device."""
 
 from __future__ import annotations
 

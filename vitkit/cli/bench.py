@@ -1,4 +1,4 @@
-"""`vitkit bench`: how fast things are here, ours and the peers'."""
+"""`vitkit bench`: measure speed next to other libraries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from vitkit.cli.options import ENGINES
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="A variant, such as vit-b/16.")] = "vit-b/16",
+    model: Annotated[str, typer.Argument(help="Variant, such as vit-b/16.")] = "vit-b/16",
     what: Annotated[
         list[str] | None,
         typer.Option(
             "--what",
-            help="inference, training (a step), loading (a file of "
-            "weights) or data (photos to batches); may be given several times. "
-            "inference when not given.",
+            help="What to measure: inference, training (a step), loading (a file of weights) or data (photos to "
+            "batches). Repeatable (default: inference).",
         ),
     ] = None,
     batch_size: Annotated[
@@ -29,52 +28,59 @@ def bench(
         typer.Option(
             "--batch-size",
             min=1,
-            help="Images at once; may be given "
-            "several times. 1 is latency; 1 and 8 (CUDA: 256) when not "
-            "given, in training 8 (CUDA: 256).",
+            help="Images per batch; 1 measures latency. Repeatable (default: 1 and 8, on CUDA 1 and 256; for training "
+            "8, on CUDA 256).",
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; cpu when not given.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of plain models and peers: float32, bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device: cpu or cuda (default: cpu).")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Precision of plain models and peers: float32 or bfloat16 (default: float32, on CUDA bfloat16).",
+        ),
+    ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(
-            "--engine",
-            help=f"One of ours: {ENGINES}; may be given several times. All that fit the device when not given.",
-        ),
+        typer.Option("--engine", help=f"Engine: {ENGINES}. Repeatable (default: all that fit the device)."),
     ] = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(
             "--peer",
-            help="timm, transformers, torchvision, vit-pytorch or "
-            "none; may be given several times. All when not given.",
+            help="Library to compare with: timm, transformers, torchvision, vit-pytorch or none. Repeatable (default: "
+            "all that are installed).",
         ),
     ] = None,
     merge: Annotated[
         list[int] | None,
         typer.Option(
-            "--merge", min=1, help="Also int8 with so many tokens merged in each block; may be given several times."
+            "--merge", min=1, help="Also measure int8 with N tokens merged per block. Repeatable (default: none)."
         ),
     ] = None,
     compiled: Annotated[
         bool | None,
         typer.Option(
-            "--compiled/--eager", help="Whether peers (and in training we) run compiled too; on CUDA when not given."
+            "--compiled/--eager",
+            help="Also measure with torch.compile; on CUDA also with cuDNN attention and CUDA graphs (default: only on "
+            "CUDA).",
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="For --what data: a folder of your photos; a few sample photos when not given."),
+        typer.Option("--data", help="Folder of photos for --what data (default: a few sample photos)."),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of each contender.")] = 7,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns per contender (default: 7).")] = 7,
     log: Annotated[
-        Path | None, typer.Option("--log", help="Markdown file to add the tables to, such as docs/log.md.")
+        Path | None, typer.Option("--log", help="Existing Markdown file to append the tables to (default: none).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array and nothing else.")] = False,
 ) -> None:
-    """Measure ours, the peers, and the machine's own limit, taking turns in one run."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve each other
+    """Measure speed next to timm, transformers, torchvision and vit-pytorch, and to the hardware's limit.
+
+    All contenders take turns in one run. A contender that cannot run is named with the reason.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads would starve each other
     from vitkit.jobs import bench as job
 
     if log is not None:
@@ -101,4 +107,4 @@ def bench(
     if log is not None:
         job.append(log, tables)
         if not as_json:
-            print(f"added to {log}")
+            print(f"appended to {log}")

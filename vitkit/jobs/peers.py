@@ -1,33 +1,65 @@
-"""The peers' own models, of the same architecture, for measuring beside ours; all are optional."""
+"""Other libraries' own models of the same architecture, to compare ours with; every library is optional."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.checkpoints.verify import peer
 from vitkit.errors import MissingDependency
 from vitkit.model.config import ViTConfig
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def library(name: str) -> Any:
-    """Import a peer.
+    """Import another library's module.
 
     Args:
-        name: of the module.
+        name: dotted name of the module.
+
+    Raises:
+        MissingDependency: the library is not installed.
     """
-    if importlib.util.find_spec(name.split(".", maxsplit=1)[0]) is None:
-        raise MissingDependency(
-            f"{name} is not installed; pip install {name.split('.', maxsplit=1)[0]} to have it measured too."
-        )
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise MissingDependency(f"{package} is not installed; to measure it too: pip install {package}.")
     return peer(name)
 
 
+def randomize(model: Model) -> Model:
+    """Replace parameters that start as zeros or ones: arithmetic on zeros can run faster than on other numbers."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() < 2 or not p.abs().max():
+                p.add_(torch.randn_like(p) * 0.02)
+    return model
+
+
+@contextmanager
+def cudnn_attention() -> Iterator[None]:
+    """Compile whatever runs first inside this context with cuDNN's attention, which it keeps afterwards."""
+    others = (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        torch.backends.cuda.enable_math_sdp,
+    )
+    for enable in others:
+        enable(False)
+    try:
+        yield
+    finally:
+        for enable in others:
+            enable(True)
+
+
 def timm(c: ViTConfig) -> nn.Module:
-    """timm's VisionTransformer."""
+    """Build timm's VisionTransformer."""
     model: nn.Module = library("timm.models.vision_transformer").VisionTransformer(
         img_size=c.image_hw,
         patch_size=c.patch_size,
@@ -42,7 +74,7 @@ def timm(c: ViTConfig) -> nn.Module:
 
 
 class Logits(nn.Module):
-    """A model of Hugging Face's that gives its logits.
+    """A Hugging Face model that returns its logits alone.
 
     Args:
         model: ViTForImageClassification.
@@ -53,12 +85,12 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, K]."""
+        """Return logits [B, K]."""
         return self.model(x).logits
 
 
 def transformers(c: ViTConfig) -> nn.Module:
-    """transformers' ViT with its fastest attention."""
+    """Build transformers' ViT with its fastest attention."""
     hub = library("transformers")
     config = hub.ViTConfig(
         hidden_size=c.hidden_size,
@@ -75,7 +107,7 @@ def transformers(c: ViTConfig) -> nn.Module:
 
 
 def torchvision(c: ViTConfig) -> nn.Module:
-    """torchvision's VisionTransformer."""
+    """Build torchvision's VisionTransformer."""
     model: nn.Module = library("torchvision.models.vision_transformer").VisionTransformer(
         image_size=c.image_hw[0],
         patch_size=c.patch_size,
@@ -89,7 +121,7 @@ def torchvision(c: ViTConfig) -> nn.Module:
 
 
 def vit_pytorch(c: ViTConfig) -> nn.Module:
-    """vit-pytorch's ViT."""
+    """Build vit-pytorch's ViT."""
     model: nn.Module = library("vit_pytorch").ViT(
         image_size=c.image_hw,
         patch_size=c.patch_size,

@@ -1,10 +1,11 @@
-"""How fast things are here, ours and the peers' beside each other: one file for each row of MEASURES.
+"""How fast vitkit is on this machine, next to other libraries and to the hardware's limit. One file per measurement.
 
-    options.py    what is measured, refused where it makes no sense
-    turns.py      contenders take turns; the machines are noisy, so nothing else is compared
-    table.py      what comes out, as Markdown and in the log
+    options.py    what to measure; refuses combinations that make no sense
+    turns.py      contenders take turns, because a machine's speed changes from minute to minute
+    table.py      the result, as Markdown and in a log
 
-What does not belong here: how a peer's model is built (jobs/peers.py), and what only a developer asks (benchmarks/).
+There are two entrances: `vitkit bench`, and `python -m benchmarks` for a machine that has torch and the other
+libraries but not the packages that the command line needs. How another library's model is built is in jobs/peers.py.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Measure:
     """One thing that can be measured.
 
     Args:
-        run: gives its tables, one after another.
-        takes: the options that mean something to it, of those that not all take.
-        words: what it is, for help.
+        run: yields its tables.
+        takes: the options that apply to it, out of those that do not apply to every measurement.
+        words: what it measures, for help texts.
     """
 
     run: Callable[[Options], Iterator[Benchmark]]
@@ -40,32 +41,35 @@ MEASURES: dict[str, Measure] = {
     "inference": Measure(
         inference.measure,
         ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled"),
-        "a batch of images to logits; one image is latency",
+        "a batch of images to logits; a batch of one is latency",
     ),
     "training": Measure(
-        training.measure, ("batch_size", "device", "dtype", "peer", "compiled"), "a training step with its optimiser"
+        training.measure, ("batch_size", "device", "dtype", "peer", "compiled"), "a training step with its optimizer"
     ),
     "loading": Measure(loading.measure, ("peer",), "a checkpoint file to a model"),
-    "data": Measure(data.measure, ("peer", "data"), "image files to normalised batches, on one core"),
+    "data": Measure(data.measure, ("peer", "data"), "image files to normalized batches, on one core"),
 }
 
 
 def bench(what: Sequence[str], options: Options) -> Iterator[Benchmark]:
-    """Measure, one table after another; mistakes are told before the first.
+    """Measure, and yield one table after another. Mistakes in the options are raised before anything is measured.
 
     Args:
         what: rows of MEASURES.
-        options: of what, how, and beside whom.
+        options: the model, the device, the contenders and the number of rounds.
+
+    Raises:
+        ConfigError: an option applies to none of these measurements.
     """
     rows = [pick(MEASURES, name, "measurement") for name in dict.fromkeys(what)]
     for name in options.given():
         if not any(name in row.takes for row in rows):
             takers = [key for key, row in MEASURES.items() if name in row.takes]
             raise ConfigError(
-                f"{name} is for {' and '.join(takers)}; it means nothing to {' and '.join(what)}, so leave it out."
+                f"{name} applies to {' and '.join(takers)}, not to {' and '.join(what)}; leave it out or measure "
+                f"{takers[0]}."
             )
-
-    check_type(options.place.type, options.type)
+    check_type(options.torch_device.type, options.torch_dtype)
 
     def tables() -> Iterator[Benchmark]:
         for row in rows:

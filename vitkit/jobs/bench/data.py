@@ -1,7 +1,8 @@
-"""Image files to normalised batches on one core: our loader, and the peers' transforms on the same files.
+"""Image files to normalized batches on one core: our loaders, and the peers' transforms on the same files.
 
-Counted in processor time, so that what else the machine does matters little. Ours is `EvalLoader` and `TrainLoader`
-without workers; a peer's is Pillow, its transform and a stack, which is what its loader does for one core.
+Measured in processor time, so that other programs on the machine matter little. Ours are `EvalLoader` and `TrainLoader`
+without workers, on the files and on the decoded cache; a peer's is Pillow, its transform and `torch.stack`, which is
+what its loader does per core.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data import Augment, EvalLoader, TrainLoader, decode
+from vitkit.data import Augment, EvalLoader, TrainLoader, cached, decode
 from vitkit.data.base import Source
 from vitkit.data.folder import Files
 from vitkit.data.samples import PHOTOS as SAMPLES
@@ -32,69 +34,70 @@ from vitkit.model.config import InputSpec
 
 Transform = Callable[[Image.Image], Tensor]
 BATCH = 32
-PHOTOS = 64  # of a folder, at most
-CROP = 0.9  # timm's share for most of its ViTs
+PHOTOS = 64  # at most, out of a folder
+CROP = 0.9  # timm's for most of its ViTs
+SHORT_SIDE = 256  # of images in the decoded cache for training
+AUGMENTATIONS = {"random crops and flips": Augment(), "crops, flips and colour jitter": Augment(color_jitter=0.4)}
 
 
-def timm(spec: InputSpec, training: bool, jitter: float = 0.0) -> Transform:
-    """timm's transform.
+def timm(spec: InputSpec, how: Augment | None) -> Transform:
+    """Build timm's transform.
 
     Args:
         spec: size, filter, mean and std.
-        training: random crops and flips, else the evaluation's resize and crop.
-        jitter: of the colours, in training.
+        how: crops, flips and colour jitter for training; None for the resize and crop of evaluation.
     """
     transform: Transform = library("timm.data").create_transform(
         spec.size,
-        is_training=training,
+        is_training=how is not None,
         interpolation=spec.interpolation,
         crop_pct=spec.crop,
         mean=spec.mean,
         std=spec.std,
-        color_jitter=jitter or None,
+        color_jitter=(how and how.color_jitter) or None,
     )
     return transform
 
 
-def torchvision(spec: InputSpec, training: bool) -> Transform:
-    """torchvision's transform.
+def torchvision(spec: InputSpec, how: Augment | None) -> Transform:
+    """Build torchvision's transform.
 
     Args:
         spec: size, filter, mean and std.
-        training: random crops and flips, else the evaluation's resize and crop.
+        how: crops, flips and colour jitter for training; None for the resize and crop of evaluation.
     """
     t = library("torchvision.transforms")
     filter_ = t.InterpolationMode(spec.interpolation)
-    first = (
-        [t.RandomResizedCrop(spec.size, interpolation=filter_), t.RandomHorizontalFlip()]
-        if training
-        else [t.Resize(int(spec.size[0] / spec.crop), interpolation=filter_), t.CenterCrop(spec.size)]
-    )
+    if how is None:
+        first = [t.Resize(int(spec.size[0] / spec.crop), interpolation=filter_), t.CenterCrop(spec.size)]
+    else:
+        first = [t.RandomResizedCrop(spec.size, interpolation=filter_), t.RandomHorizontalFlip()]
+        first += [t.ColorJitter(*3 * [how.color_jitter])] if how.color_jitter else []
     transform: Transform = t.Compose([*first, t.ToTensor(), t.Normalize(spec.mean, spec.std)])
     return transform
 
 
-TRANSFORMS: dict[str, Callable[[InputSpec, bool], Transform]] = {"timm": timm, "torchvision": torchvision}
+TRANSFORMS: dict[str, Callable[[InputSpec, Augment | None], Transform]] = {"timm": timm, "torchvision": torchvision}
 
 
 def evaluation(source: Source, spec: InputSpec, look: Callable[[Tensor], Any] = len) -> list[Any]:
-    """Our evaluation batches of a source, each looked at.
+    """Read our evaluation batches of a source, and return what `look` returns for each.
 
     Args:
         source: the photos.
-        spec: what a model expects.
-        look: takes a batch.
+        spec: what the model expects.
+        look: called with each batch of pixels.
     """
     return [look(batch.pixels) for batch in EvalLoader(source, spec, batch_size=BATCH, workers=0)]
 
 
 def training(source: Source, spec: InputSpec, how: Augment) -> None:
-    """Our training batches, one pass over a source.
+    """Read our training batches, one pass over a source.
 
     Args:
-        source: the photos; whole batches of them, or less than one.
-        spec: what a model expects.
-        how: they are varied.
+        source: the photos; a multiple of the batch size, or fewer than one batch.
+        spec: what the model expects.
+        how: the augmentation.
     """
     size = min(BATCH, len(source))
     for batch in TrainLoader(source, spec, how, batch_size=size, workers=0).batches(0, len(source) // size):
@@ -102,12 +105,12 @@ def training(source: Source, spec: InputSpec, how: Augment) -> None:
 
 
 def theirs(paths: Sequence[Path], transform: Transform, look: Callable[[Tensor], Any] = len) -> list[Any]:
-    """A peer's batches of the same files, each looked at.
+    """Read a peer's batches of the same files, and return what `look` returns for each.
 
     Args:
         paths: the photos.
-        transform: the peer's.
-        look: takes a batch.
+        transform: the peer's transform.
+        look: called with each batch of pixels.
     """
     found = []
     for start in range(0, len(paths), BATCH):
@@ -120,11 +123,11 @@ def theirs(paths: Sequence[Path], transform: Transform, look: Callable[[Tensor],
 
 
 def make_photos(folder: Path, count: int = BATCH) -> list[Path]:
-    """JPEG files: scikit-learn's two sample photos, each cut a little otherwise; noise on a slope without it.
+    """Write JPEG files: scikit-learn's two sample photos, each cropped differently; without it, a noisy gradient.
 
     Args:
-        folder: where they go.
-        count: how many.
+        folder: where to write.
+        count: number of files.
     """
     try:
         whole = [sample_photo(name) for name in SAMPLES]
@@ -141,7 +144,7 @@ def make_photos(folder: Path, count: int = BATCH) -> list[Path]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on one thread, and afterwards on as many as before."""
+    """Run torch on one thread; restores the number of threads afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,10 +154,10 @@ def one_thread() -> Iterator[None]:
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """A table for evaluation and one for training.
+    """Yield a table for evaluation and one per augmentation.
 
     Args:
-        options: which photos, and beside whom.
+        options: see Options.
     """
     spec = InputSpec(size=options.config.image_hw, resize="crop", crop=CROP, interpolation="bicubic")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, one_thread():
@@ -162,39 +165,37 @@ def measure(options: Options) -> Iterator[Benchmark]:
         source = Files(Path(), [str(path) for path in paths], [0] * len(paths), ["photo"])
         width, height = np.mean([decode(source.raw(i), str(path)).size for i, path in enumerate(paths)], axis=0)
         which = f"{len(paths)} {'sample ' * (options.data is None)}photos of {width:.0f} x {height:.0f}"
-        ours: dict[str, Run] = {
-            "evaluation": lambda: evaluation(source, spec),
-            "random crops and flips": lambda: training(source, spec, Augment()),
-        }
-        for title, run in ours.items():
-            yield table(options, paths, spec, title, run, which)
+        exact = cached(source, Path(folder, "exact"), spec=spec, workers=0)
+        small = cached(source, Path(folder, "small"), short_side=SHORT_SIDE, workers=0)
+
+        def table(title: str, how: Augment | None, ours: dict[str, Run]) -> Benchmark:
+            found = Contenders(options, torch.device("cpu"))
+            for name, run in ours.items():
+                found.add("ours", name, lambda run=run: run)  # type: ignore[misc]
+            for name in TRANSFORMS if options.peer is None else options.peer:
+                if name not in TRANSFORMS:
+                    found.note(name, "has no transforms of its own that do the same.")
+                    continue
+
+                def build(name: str = name) -> Run:
+                    transform = TRANSFORMS[name](spec, how)
+                    return lambda: theirs(paths, transform)
+
+                found.add("peer", name, build)
+            title = f"{title}, {which} to {spec.size[0]} px, processor time"
+            return found.table(title, len(paths), run="pass", clock=time.process_time)
+
+        yield table(
+            "evaluation",
+            None,
+            {"loader": lambda: evaluation(source, spec), "loader, decoded cache": lambda: evaluation(exact, spec)},
+        )
+        for title, how in AUGMENTATIONS.items():
+            ours = {"loader": partial(training, source, spec, how)}
+            yield table(title, how, {**ours, "loader, decoded cache": partial(training, small, spec, how)})
 
 
 def some(found: Sequence[str]) -> list[Path]:
-    """As many of a folder's files as are measured, spread over all of them: whole batches, or less than one."""
+    """Choose the files to measure, spread over a folder: whole batches, or fewer than one batch."""
     count = min(PHOTOS, len(found) if len(found) < BATCH else len(found) // BATCH * BATCH)
     return [Path(found[i]).absolute() for i in np.linspace(0, len(found) - 1, count).astype(int)]
-
-
-def table(options: Options, paths: Sequence[Path], spec: InputSpec, title: str, run: Run, which: str) -> Benchmark:
-    """One table: ours and the peers' on the same files."""
-    found = Contenders(torch.device("cpu"))
-    found.add("ours", "loader", lambda: run)
-    for name in TRANSFORMS if options.peer is None else options.peer:
-        if name not in TRANSFORMS:
-            found.note(name, "has no transforms of its own for such files, or none that do the same.")
-            continue
-
-        def build(name: str = name) -> Run:
-            transform = TRANSFORMS[name](spec, title != "evaluation")
-            return lambda: theirs(paths, transform)
-
-        found.add("peer", name, build)
-    return found.table(
-        f"{title}, {which} to {spec.size[0]} px, processor time",
-        len(paths),
-        options.rounds,
-        options.seconds,
-        run="pass",
-        clock=time.process_time,
-    )

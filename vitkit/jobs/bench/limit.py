@@ -1,4 +1,4 @@
-"""The machine's own limit for a model: the matrix products of its dense layers and nothing else."""
+"""The hardware's limit for a model: the matrix products of its dense layers and nothing else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LIMIT = "matrix products alone"
 
 
 def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype, *, backward: bool = False) -> Run:
-    """The products of one batch.
+    """Return a function that computes the products of one batch.
 
     Args:
         c: the architecture.
-        batch: images.
-        device: where.
-        dtype: of the matrices.
-        backward: whether the two products by which each layer's gradients are found belong to it.
+        batch: number of images.
+        device: where to compute.
+        dtype: type of the matrices.
+        backward: also compute the two products that give each layer's gradients.
     """
     M, D, H = batch * (c.num_prefix_tokens + c.num_patches), c.hidden_size, c.intermediate_size
     sides = [(D, 3 * D), (D, D), (D, H), (H, D)]
@@ -44,15 +44,15 @@ def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype,
 
 
 def graphed(run: Run) -> Run:
-    """The same as one CUDA graph: for a few images, launching takes longer than the products do.
+    """Return the same work as one CUDA graph: for a few images, launching kernels takes longer than running them.
 
     Args:
-        run: always on the same tensors.
+        run: CUDA work, always on the same tensors.
     """
     warm_up(run)
     graph, _ = capture(run)
 
-    def replay(_kept: Run = run) -> None:  # a graph does not keep the tensors that it was given
+    def replay(_kept: Run = run) -> None:  # a graph does not keep its input tensors alive
         graph.replay()
 
     return replay

@@ -1,6 +1,6 @@
-"""A checkpoint file to a model: ours on the very files that the peers read.
+"""A checkpoint file to a model: ours on the same files that the peers read.
 
-Each contender loads the file and then reads every weight once, so that a mapped file is not mistaken for a loaded one.
+Each contender loads the file and then reads every weight once, so that a memory-mapped file does not count as loaded.
 The files are temporary, lie in the page cache, and hold nothing that only vitkit reads.
 """
 
@@ -26,12 +26,12 @@ Load = Callable[[], nn.Module]
 
 
 def ours(path: Path, c: ViTConfig) -> Load:
-    """vitkit's way."""
+    """Load as vitkit does."""
     return lambda: load(path, num_attention_heads=c.num_attention_heads)
 
 
 def by_transformers(path: Path, c: ViTConfig) -> Load:
-    """transformers' way: `from_pretrained` of a folder."""
+    """Load as transformers does: `from_pretrained` of a folder."""
     hub = library("transformers")
     hub.utils.logging.disable_progress_bar()
     kind = hub.ViTForImageClassification
@@ -39,7 +39,7 @@ def by_transformers(path: Path, c: ViTConfig) -> Load:
 
 
 def by_timm(path: Path, c: ViTConfig) -> Load:
-    """timm's way: build, then `load_checkpoint`, as its `create_model(checkpoint_path=...)` does."""
+    """Load as timm's `create_model(checkpoint_path=...)` does: build, then `load_checkpoint`."""
     fill = library("timm.models").load_checkpoint
 
     def run() -> nn.Module:
@@ -50,22 +50,22 @@ def by_timm(path: Path, c: ViTConfig) -> Load:
     return run
 
 
-LOADERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Load]]] = {  # peer -> dialect of its files, how it loads
+LOADERS: dict[str, tuple[str, Callable[[Path, ViTConfig], Load]]] = {  # peer -> (dialect of its files, its loader)
     "transformers": ("huggingface", by_transformers),
     "timm": ("timm", by_timm),
 }
 
 
 def write(c: ViTConfig, dialect: str, folder: Path) -> Path:
-    """A file of random weights, without a sidecar.
+    """Write a file of random weights, without a sidecar.
 
     Args:
-        c: the architecture, in the dialect's numerics.
-        dialect: whose spelling.
-        folder: where it goes.
+        c: the architecture, with the dialect's numerics.
+        dialect: the naming of the tensors.
+        folder: where to write.
 
     Returns:
-        What is loaded: a folder for Hugging Face's, else the file, called as timm calls its own.
+        What to load: a folder for Hugging Face, otherwise a file with a name such as timm gives its own.
     """
     model = ViT(c)
     if dialect == "huggingface":
@@ -77,10 +77,10 @@ def write(c: ViTConfig, dialect: str, folder: Path) -> Path:
 
 
 def reading(loading: Load) -> Run:
-    """Load, and read every weight.
+    """Return a function that loads a model and reads every weight.
 
     Args:
-        loading: gives the model.
+        loading: returns the model.
     """
 
     @torch.no_grad()
@@ -94,29 +94,22 @@ def reading(loading: Load) -> Run:
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """A table for the files of each peer.
+    """Yield one table per peer, on that peer's files.
 
     Args:
-        options: of what, and beside whom.
+        options: see Options.
     """
-    chosen = list(LOADERS) if options.peer is None else [name for name in options.peer if name in LOADERS]
-    for name in chosen or LOADERS:
+    asked = [name for name in options.peers if name in LOADERS]
+    for name in asked or LOADERS:
         dialect, theirs = LOADERS[name]
         c = dataclasses.replace(options.config, **NUMERICS[dialect])
-        found = Contenders(torch.device("cpu"))
+        found = Contenders(options, torch.device("cpu"))
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             path = write(c, dialect, Path(folder))
             found.add("ours", "load", lambda path=path, c=c: reading(ours(path, c)))  # type: ignore[misc]
-            if name in chosen:
+            if name in asked:
                 found.add("peer", name, lambda path=path, c=c, how=theirs: reading(how(path, c)))  # type: ignore[misc]
             for other in options.peer or ():
                 if other not in LOADERS:
-                    found.note(other, "has no way of its own to load a file of weights.")
-            yield found.table(
-                f"{options.model}, loading, {dialect} file",
-                1,
-                options.rounds,
-                options.seconds,
-                unit="loads/s",
-                run="load",
-            )
+                    found.note(other, "has no loader of its own for a file of weights.")
+            yield found.table(f"{options.model}, loading, {dialect} file", 1, unit="loads/s", run="load")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,22 +17,29 @@ from vitkit.speed.engines import ENGINES
 DEVICES = ("cpu", "cuda")
 
 
+def load_average() -> float:
+    """The machine's load over the last minute; NaN where the system does not tell (Windows)."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is measured, how, and beside whom; None is each measurement's own choice.
+    """What to measure and how; None leaves the choice to each measurement.
 
     Args:
         model: a variant.
-        batch_size: images at once, a table for each.
-        device: `cpu` or `cuda`.
-        dtype: of plain models and peers; in training, of the matrix products.
+        batch_size: images per batch; each size gets its own table.
+        device: `cpu` (default) or `cuda`.
+        dtype: precision of plain models and peers; in training, that of the matrix products.
         engine: rows of ENGINES.
         peer: rows of PEERS; empty for none.
-        merge: numbers of tokens to merge; each adds an int8 contender.
-        compiled: whether contenders run compiled by torch too.
+        merge: tokens to merge per block; each number adds an int8 contender.
+        compiled: whether torch.compile is measured too (default: on CUDA). On CUDA every peer then also runs at its
+            best: compiled, with cuDNN attention and CUDA graphs.
         data: a folder of photos.
-        rounds: turns of each contender.
-        seconds: of one turn, at least.
+        rounds: turns per contender.
+        seconds: minimum duration of a turn.
+        load: load of the machine before anything is measured.
     """
 
     model: str = "vit-b/16"
@@ -45,14 +53,17 @@ class Options:
     data: Path | None = None
     rounds: int = 7
     seconds: float = 0.5
+    load: float = field(default_factory=load_average)
 
     def __post_init__(self) -> None:
         try:
-            known = self.place.type in DEVICES and (self.place.type == "cpu" or torch.cuda.is_available())
-        except RuntimeError:  # torch's own word for a name that it does not know
-            known = False
-        if not known:
-            raise ConfigError(f"device must be cpu or cuda, and there; got {self.device!r}.")
+            usable = self.torch_device.type in DEVICES and (
+                self.torch_device.type == "cpu" or torch.cuda.is_available()
+            )
+        except RuntimeError:  # torch does not know the name
+            usable = False
+        if not usable:
+            raise ConfigError(f"device must be cpu, or cuda on a machine that has it; got {self.device!r}.")
         if min(self.rounds, *(self.batch_size or ()), *(self.merge or ()), 1) < 1:
             raise ConfigError(
                 f"batch_size, merge and rounds must be at least 1; got {self.batch_size}, {self.merge} "
@@ -67,26 +78,28 @@ class Options:
             pick(ENGINES, name, "engine")
         for name in self.peer or ():
             pick(PEERS, name, "peer")
-        if self.merge and self.place.type != "cpu":
-            raise ConfigError("merge is measured with OpenVINO's int8 on the CPU; leave it out, or the device.")
+        if self.merge and self.torch_device.type != "cpu":
+            raise ConfigError(
+                f"merge is measured with OpenVINO's int8 on the CPU; got device {self.device!r}. Leave one of them out."
+            )
         if self.data is not None and not self.data.is_dir():
-            raise ConfigError(f"data must be a folder of photos; there is none at {str(self.data)!r}.")
+            raise ConfigError(f"data must be a folder of photos; {str(self.data)!r} is not a folder.")
         variant(self.model)
 
     def given(self) -> list[str]:
-        """The options that somebody chose, of those that not every measurement takes."""
+        """The options that were set, out of those that do not apply to every measurement."""
         names = ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled", "data")
         return [name for name in names if getattr(self, name) is not None]
 
     @property
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device."""
         return torch.device(self.device or "cpu")
 
     @property
-    def type(self) -> torch.dtype:
-        """The precision: what was asked for, else fp32 on the CPU and bf16 on CUDA."""
-        kind = getattr(torch, self.dtype or ("bfloat16" if self.place.type == "cuda" else "float32"))
+    def torch_dtype(self) -> torch.dtype:
+        """The precision (default: fp32 on the CPU, bf16 on CUDA)."""
+        kind = getattr(torch, self.dtype or ("bfloat16" if self.torch_device.type == "cuda" else "float32"))
         assert isinstance(kind, torch.dtype)
         return kind
 
@@ -97,20 +110,24 @@ class Options:
 
     @property
     def compiling(self) -> bool:
-        """Whether contenders run compiled too: on CUDA, where nobody says."""
-        return self.place.type == "cuda" if self.compiled is None else self.compiled
+        """Whether torch.compile is measured too."""
+        return self.torch_device.type == "cuda" if self.compiled is None else self.compiled
 
     @property
-    def precision(self) -> str:
-        """The precision, in words."""
-        return str(self.type).removeprefix("torch.")
+    def peers(self) -> list[str]:
+        """The peers to measure."""
+        return list(PEERS if self.peer is None else self.peer)
 
-    def batches(self, usual: Sequence[int]) -> Iterator[int]:
-        """The batch sizes to measure, one after another; what one has compiled would make the next one's dynamic.
+    def words(self) -> str:
+        """Device and precision, for titles."""
+        return f"{self.torch_device.type}, {str(self.torch_dtype).removeprefix('torch.')}"
+
+    def batches(self, default: Sequence[int]) -> Iterator[int]:
+        """Yield the batch sizes to measure. Resets the compiler before each: a second size would compile as dynamic.
 
         Args:
-            usual: those to take when nobody says.
+            default: the sizes to use when `batch_size` is not set.
         """
-        for batch in self.batch_size or usual:
+        for batch in self.batch_size or default:
             torch.compiler.reset()
             yield batch

@@ -1,7 +1,8 @@
-"""What a measurement gives: a table, as Markdown and in a log."""
+"""The result of a measurement: a table, as Markdown and in a log."""
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import torch
 
 from vitkit.errors import OutputError
 
+BUSY = 0.25  # share of the cores that other programs may keep busy before the numbers are in doubt
+
 
 @dataclass(frozen=True)
 class Row:
@@ -20,9 +23,9 @@ class Row:
     Args:
         name: what it is.
         kind: `ours`, `peer` or `limit`.
-        rate: how many a second, the median of the rounds.
-        milliseconds: of one run.
-        ratio: how many times the best peer's speed: median, smallest, largest; None without peers.
+        rate: units per second, the median of the rounds.
+        milliseconds: duration of one run.
+        ratio: speed relative to the best peer's: median, smallest, largest; None without peers.
     """
 
     name: str
@@ -39,11 +42,12 @@ class Benchmark:
     Args:
         title: what was measured, and in which precision.
         rows: the contenders, ours first.
-        best_peer: its name; empty without peers.
+        best_peer: name of the fastest peer; empty without peers.
         notes: contenders that did not run, and why.
-        machine: where.
-        unit: of the rates.
+        machine: where it was measured.
+        unit: unit of the rates.
         run: what one run is.
+        doubts: reasons not to trust the numbers.
     """
 
     title: str
@@ -53,12 +57,13 @@ class Benchmark:
     machine: str
     unit: str = "images/s"
     run: str = "batch"
+    doubts: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """The table as docs/log.md holds it."""
-        against = f"against {self.best_peer}" if self.best_peer else "against the best peer"
+        """Return the table as docs/log.md holds it."""
+        against = f"compared with {self.best_peer or 'the best peer'}"
         lines = [
-            f"| {self.title} | {self.unit} | ms a {self.run} | {against} (smallest to largest) |",
+            f"| {self.title} | {self.unit} | ms per {self.run} | {against} (smallest to largest) |",
             "|---|---|---|---|",
         ]
         for row in self.rows:
@@ -66,15 +71,19 @@ class Benchmark:
             name = {"ours": f"**vitkit {row.name}**", "peer": row.name, "limit": f"limit: {row.name}"}[row.kind]
             took = f"{row.milliseconds:,.{1 if row.milliseconds >= 10 else 2}f}"
             lines.append(f"| {name} | {row.rate:,.1f} | {took} | {ratio} |")
-        return "\n".join([*lines, "", f"{self.machine}.", *(f"Not measured: {note}" for note in self.notes)])
+        notes = [
+            *(f"Not measured: {note}" for note in self.notes),
+            *(f"Do not trust this: {one}" for one in self.doubts),
+        ]
+        return "\n".join([*lines, "", f"{self.machine}.", *notes])
 
 
 def machine(device: torch.device, load: float) -> str:
-    """Where it was measured, in words.
+    """Describe the machine.
 
     Args:
-        device: what computed.
-        load: of the machine, before.
+        device: the device that computed.
+        load: load of the machine before.
     """
     what = (
         torch.cuda.get_device_name(device)
@@ -82,6 +91,25 @@ def machine(device: torch.device, load: float) -> str:
         else f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     )
     return f"{what}, torch {torch.__version__}, load {load:.1f} before"
+
+
+def doubts(rounds: int, load: float) -> tuple[str, ...]:
+    """Return the reasons not to trust a measurement.
+
+    Args:
+        rounds: turns per contender.
+        load: load of the machine before.
+    """
+    cores = os.cpu_count() or 1
+    found = []
+    if rounds == 1:
+        found.append("one round says nothing about the spread; measure again with --rounds 7.")
+    if load > BUSY * cores:
+        found.append(
+            f"the load was {load:.1f} on {cores} cores before it began, so other programs were running; stop them and "
+            f"measure again."
+        )
+    return tuple(found)
 
 
 def _processor() -> str:
@@ -93,20 +121,20 @@ def _processor() -> str:
 
 
 def check_log(path: Path) -> None:
-    """Refuse a log that is not there, before anything is measured.
+    """Raise if the log does not exist, before anything is measured.
 
     Args:
         path: a Markdown file.
     """
     if not path.is_file():
-        raise OutputError(f"There is no log {str(path)!r} to add to; name a Markdown file that is there.")
+        raise OutputError(f"--log must be an existing Markdown file; {str(path)!r} does not exist. Create it first.")
 
 
 def append(path: Path, tables: Sequence[Benchmark]) -> None:
-    """Add dated tables to the end of a log.
+    """Append dated tables to a log.
 
     Args:
-        path: a Markdown file that is there.
+        path: an existing Markdown file.
         tables: what was measured.
     """
     check_log(path)

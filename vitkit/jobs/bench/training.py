@@ -1,13 +1,14 @@
-"""A training step: forward, cross entropy, backward, clip to 1, fused AdamW; the same step for everybody.
+"""A training step: forward, cross entropy, backward, clipping to 1, fused AdamW; the same step for every contender.
 
-Ours is what our loop runs (`lean`, see speed/training.py) and, beside it, the model as it is. Weights are fp32; in bf16
-the forward runs under autocast.
+Ours are what `vitkit train` runs (speed/training.py) and the plain model. Weights are fp32; in bf16 the forward pass
+runs under autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from vitkit.jobs.bench.limit import LIMIT, products
 from vitkit.jobs.bench.options import Options
 from vitkit.jobs.bench.table import Benchmark
 from vitkit.jobs.bench.turns import Contenders, Run
-from vitkit.jobs.peers import PEERS
+from vitkit.jobs.peers import PEERS, cudnn_attention
 from vitkit.model.vit import ViT
 from vitkit.speed.training import TrainingForward
 
@@ -26,7 +27,7 @@ BATCH = {"cpu": 8, "cuda": 256}
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of a model's step.
+    """Return the optimizer of a model's step.
 
     Args:
         model: on its device.
@@ -47,16 +48,16 @@ def step_of(
     compiled: bool = False,
     mode: str | None = None,
 ) -> Run:
-    """One training step.
+    """Return a function that does one training step.
 
     Args:
         model: on its device, in fp32.
         optimizer: of its parameters.
-        x: pixels.
-        y: classes.
-        dtype: of the matrix products.
-        compiled: whether torch compiles the model.
-        mode: of the compiler, such as reduce-overhead, which makes CUDA graphs.
+        x: pixels [B, C, H, W].
+        y: classes [B].
+        dtype: precision of the matrix products.
+        compiled: whether torch.compile compiles the model.
+        mode: mode of the compiler; `reduce-overhead` makes CUDA graphs.
     """
     model.train()
     forward = torch.compile(model, dynamic=False, mode=mode) if compiled else model
@@ -67,55 +68,59 @@ def step_of(
         F.cross_entropy(logits.float(), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # at the end: whoever waits for its turn holds no gradients
+        optimizer.zero_grad(set_to_none=True)  # at the end: a contender that waits for its turn holds no gradients
 
     return step
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """A table for each batch size.
+    """Yield one table per batch size.
 
     Args:
-        options: of what, how, and beside whom.
+        options: see Options.
+
+    Raises:
+        ConfigError: a precision other than float32 and bfloat16.
     """
-    if options.type not in (torch.float32, torch.bfloat16):
-        raise ConfigError(f"training is measured in float32 or bfloat16; got {options.precision}.")
-    for batch in options.batches([BATCH[options.place.type]]):
+    if options.torch_dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError(f"training is measured in float32 or bfloat16; got {options.dtype}.")
+    for batch in options.batches([BATCH[options.torch_device.type]]):
         yield measure_batch(options, batch)
 
 
 def measure_batch(options: Options, batch: int) -> Benchmark:
-    """The table of one batch size.
+    """Measure one batch size.
 
     Args:
-        options: of what, how, and beside whom.
-        batch: images.
+        options: see Options.
+        batch: number of images.
     """
-    c, device, dtype = options.config, options.place, options.type
-    found = Contenders(device)
+    c, device, dtype = options.config, options.torch_device, options.torch_dtype
+    cuda = device.type == "cuda"
+    found = Contenders(options)
     x = torch.randn(batch, c.num_channels, *c.image_hw, device=device)
     y = torch.randint(0, c.num_classes, (batch,), device=device)
 
-    def add(kind: str, name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        found.add(kind, name, lambda: step_of(model, optimizer, x, y, dtype))
-        if options.compiling and name in found.runs:  # the same weights: compiling changes none of them
-            found.add(kind, f"{name}, compiled", lambda: step_of(model, optimizer, x, y, dtype, compiled=True))
+    def step(model: nn.Module, compiled: bool = False, mode: str | None = None) -> Run:
+        model.to(device)
+        return step_of(model, adamw(model), x, y, dtype, compiled, mode)
 
-    lean, plain = ViT(c).to(device), ViT(c).to(device)
-    add("ours", "lean", TrainingForward(lean, graph=True), adamw(lean))  # as a run of one process has it
-    add("ours", "plain", plain, adamw(plain))
-    for name in PEERS if options.peer is None else options.peer:
-        try:
-            theirs = PEERS[name](c).to(device)
-        except ImportError as error:
-            found.note(name, str(error))
-        else:
-            add("peer", name, theirs, adamw(theirs))
+    def peer(name: str, compiled: bool = False, mode: str | None = None) -> Run:
+        return step(PEERS[name](c), compiled, mode)
+
+    found.add("ours", "train", lambda: step(TrainingForward(ViT(c), graph=True)))  # CUDA graphs, as in one process
+    if cuda and dtype == torch.bfloat16:
+        found.add("ours", "train --precision fp8", lambda: step(TrainingForward(ViT(c), graph=True, fp8=True)))
+    elif options.compiling and not cuda:  # on CUDA nothing is left to compile
+        found.add("ours", "train --compile", lambda: step(TrainingForward(ViT(c)), compiled=True))
+    found.add("ours", "plain model", lambda: step(ViT(c)))
+    for name in options.peers:
+        if not found.add("peer", name, partial(peer, name)) or not options.compiling:
+            continue
+        found.add("peer", f"{name}, compiled", partial(peer, name, compiled=True))
+        if cuda:
+            with cudnn_attention():
+                best = partial(peer, name, compiled=True, mode="reduce-overhead")
+                found.add("peer", f"{name}, compiled, cuDNN attention, CUDA graphs", best)
     found.add("limit", LIMIT, lambda: products(c, batch, device, dtype, backward=True))
-    return found.table(
-        f"{options.model}, training, batch {batch}, {device.type}, {options.precision}",
-        batch,
-        options.rounds,
-        options.seconds,
-        run="step",
-    )
+    return found.table(f"{options.model}, training, batch {batch}, {options.words()}", batch, run="step")

@@ -1,13 +1,12 @@
 """Contenders that take turns in one process.
 
 A machine's speed changes from minute to minute, so two things are compared only round by round: a ratio is the median
-over the rounds, with the smallest and the largest beside it.
+over the rounds, reported with the smallest and the largest.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,73 +14,67 @@ from typing import Any
 
 import torch
 
-from vitkit.errors import ConfigError, VitkitError
-from vitkit.jobs.bench.table import Benchmark, Row, machine
+from vitkit.errors import ConfigError
+from vitkit.jobs.bench.options import Options
+from vitkit.jobs.bench.table import Benchmark, Row, doubts, machine
 
 Run = Callable[[], Any]
 Clock = Callable[[], float]
+CPU = torch.device("cpu")
 
 
 class Contenders:
-    """What takes part in one table, and what does not.
+    """The rows of one table.
 
     Args:
-        device: what computes.
+        options: rounds, seconds per turn and the load before.
+        device: the device that computes (default: the options' device).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        gc.collect()  # the models of the table before
-        self.device = device
-        self.load = os.getloadavg()[0]  # before building: compiling and exporting are loads of our own
+    def __init__(self, options: Options, device: torch.device | None = None) -> None:
+        gc.collect()  # frees the models of the previous table
+        self.options, self.device = options, device or options.torch_device
         self.runs: dict[str, Run] = {}
         self.kinds: dict[str, str] = {}
         self.notes: list[str] = []
 
-    def add(self, kind: str, name: str, build: Callable[[], Run]) -> None:
-        """Build a contender and run it once; one that cannot is named with its reason.
+    def add(self, kind: str, name: str, build: Callable[[], Run]) -> bool:
+        """Build a contender and run it once. One that fails becomes a note with the reason, and False is returned.
 
         Args:
             kind: see Row.
             name: what it is.
-            build: gives what is measured.
+            build: returns the function to measure.
         """
         try:
             run = build()
-            run()  # a compiler, a memory's end: some fail here, not when built
-        except (VitkitError, ImportError, OSError, RuntimeError) as error:
+            run()  # compilers and memory fail here rather than when built
+        except Exception as error:  # other libraries raise every kind of error
             self.note(name, (str(error).strip() or type(error).__name__).splitlines()[0])
-            return
+            return False
         self.runs[name], self.kinds[name] = run, kind
+        return True
 
     def note(self, name: str, why: str) -> None:
-        """Say of a contender why it does not take part."""
+        """Record why a contender is not measured."""
         self.notes.append(f"{name}: {why}")
 
     def table(
-        self,
-        title: str,
-        work: int,
-        rounds: int,
-        seconds: float,
-        *,
-        unit: str = "images/s",
-        run: str = "batch",
-        clock: Clock = time.perf_counter,
+        self, title: str, work: int, *, unit: str = "images/s", run: str = "batch", clock: Clock = time.perf_counter
     ) -> Benchmark:
-        """Measure all of them.
+        """Measure all contenders.
 
         Args:
             title: see Benchmark.
-            work: how many of the unit one run does.
-            rounds: turns of each.
-            seconds: of one turn, at least.
+            work: units of work per run.
             unit: see Benchmark.
             run: see Benchmark.
-            clock: seconds since some moment.
+            clock: returns a time in seconds.
         """
         if not self.runs:
-            raise ConfigError(f"Nothing of {title!r} could be measured. {' '.join(self.notes)}")
-        took = alternate(self.runs, rounds, seconds, self.device, clock)
+            raise ConfigError(f"Nothing could be measured for {title!r}. {' '.join(self.notes)}")
+        options = self.options
+        took = alternate(self.runs, options.rounds, options.seconds, self.device, clock)
         middle = {name: statistics.median(values) for name, values in took.items()}
         peers = [name for name, kind in self.kinds.items() if kind == "peer"]
         best = min(peers, key=lambda name: middle[name], default="")
@@ -95,20 +88,33 @@ class Contenders:
             )
             for name, values in took.items()
         ]
-        return Benchmark(title, tuple(rows), best, tuple(self.notes), machine(self.device, self.load), unit, run)
+        return Benchmark(
+            title,
+            tuple(rows),
+            best,
+            tuple(self.notes),
+            machine(self.device, options.load),
+            unit,
+            run,
+            doubts(options.rounds, options.load),
+        )
 
 
 def alternate(
-    runs: dict[str, Run], rounds: int, seconds: float, device: torch.device, clock: Clock = time.perf_counter
+    runs: dict[str, Run],
+    rounds: int = 7,
+    seconds: float = 0.0,
+    device: torch.device = CPU,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of one run of each contender in each round, all of them taking one turn a round.
+    """Measure the seconds per run of each contender in each round; every contender has one turn per round.
 
     Args:
         runs: the contenders.
-        rounds: how many.
-        seconds: that a turn takes at least, repeating the run.
-        device: waited for, before and after a turn.
-        clock: seconds since some moment.
+        rounds: number of rounds.
+        seconds: minimum duration of a turn, which repeats the run to fill it.
+        device: synchronized before and after a turn.
+        clock: returns a time in seconds.
     """
 
     def turn(run: Run, times: int) -> float:
@@ -123,8 +129,8 @@ def alternate(
 
     times = {}
     for name, run in runs.items():
-        turn(run, 1)  # choosing kernels, filling caches
-        times[name] = max(1, round(seconds / max(turn(run, 1), 1e-6)))
+        turn(run, 1)  # chooses kernels, fills caches
+        times[name] = max(1, round(seconds / max(turn(run, 1), 1e-6))) if seconds else 1
     found: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
     for n in range(rounds):
@@ -133,7 +139,7 @@ def alternate(
     return found
 
 
-def ratio(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as fast as theirs mine is, round by round: median, smallest, largest."""
-    ratios = sorted(a / b for a, b in zip(theirs, mine, strict=True))
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    """How many times faster than theirs ours is, round by round: median, smallest, largest."""
+    ratios = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     return statistics.median(ratios), ratios[0], ratios[-1]
