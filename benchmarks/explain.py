@@ -1,4 +1,4 @@
-"""Pictures in seconds: explain of one image, figures over 128, and whether the maps can be believed.
+"""Speed and memory of explain and figures, and how faithful the maps are.
 
 python -m benchmarks.explain WEIGHTS [--images FOLDER] [--faithfulness N]
 """
@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.timing import alternate  # sets the threads' policy before torch is imported  # isort: skip
+from benchmarks.timing import alternate  # isort: skip  (sets OMP_WAIT_POLICY before torch is imported)
 
 import resource
 import statistics
@@ -24,7 +24,7 @@ from vitkit.jobs.figures import figures, pixels, sample_photos, some_images
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights")
     parser.add_argument("--images", default=None)
     parser.add_argument("--count", type=int, default=128)

@@ -70,7 +70,7 @@ def test_int8_needs_images(tmp_path: Path, written) -> None:
 
 def test_what_is_no_openvino_file(tmp_path: Path, written) -> None:
     (tmp_path / "some.xml").write_text("<html></html>")
-    with pytest.raises(UnreadableFile, match="is no OpenVINO file"):
+    with pytest.raises(UnreadableFile, match="is not an OpenVINO file"):
         open_exported(tmp_path / "some.xml")
     (tmp_path / "alone.xml").write_bytes(written[1].read_bytes())  # its .bin is missing
     with pytest.raises(UnreadableFile):

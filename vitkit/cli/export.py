@@ -1,4 +1,4 @@
-"""`vitkit export`: a model as another runtime's file."""
+"""`vitkit export`: write a model as a file for another runtime."""
 
 from __future__ import annotations
 
@@ -13,26 +13,36 @@ from vitkit.cli.options import BadImages, BatchSize, ImageSize, Mean, Std, Weigh
 
 def export(
     weights: Weights,
-    to: Annotated[str, typer.Option("--to", help="onnx, openvino or openvino-int8.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The file; in the run, or here, when not given.")] = None,
+    to: Annotated[str, typer.Option("--to", help="Format: onnx, openvino or openvino-int8.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write (default: in the run folder, or in the current folder).")
+    ] = None,
     images: Annotated[
         str | None,
         typer.Option(
             "--images",
-            help="Your images, with classes or without: int8 is "
-            "calibrated on some and reported on others. A run's own data when not "
-            "given.",
+            help="Images to calibrate int8 on and to compare on, in folders by class or not (default: the run's own "
+            "data, or random pixels).",
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Part of the images to report on.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="Part of the images to compare on (default: the validation or test part)."),
+    ] = None,
     merge: Annotated[
         int,
         typer.Option(
-            "--merge", min=0, help="Tokens to merge in each block: faster, less exact; the report says how much."
+            "--merge",
+            min=0,
+            help="Tokens to merge per block: faster but less accurate; the report says by how much (default: 0).",
         ),
     ] = 0,
-    calibrate: Annotated[int, typer.Option("--calibrate", min=1, help="Images to calibrate int8 on.")] = 128,
-    report: Annotated[int, typer.Option("--report", min=1, help="Images to compare with the plain model on.")] = 512,
+    calibrate: Annotated[
+        int, typer.Option("--calibrate", min=1, help="Images to calibrate int8 on (default: 128).")
+    ] = 128,
+    report: Annotated[
+        int, typer.Option("--report", min=1, help="Images to compare with the plain model on (default: 512).")
+    ] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImages = "fail",
     batch_size: BatchSize = 32,
@@ -41,9 +51,10 @@ def export(
     std: Std = None,
     image_size: ImageSize = None,
 ) -> None:
-    """Export a model for other runtimes, with a report of what that costs on your images.
+    """Export a model for another runtime and compare it with the plain model on your images.
 
-    The file is taken by predict, eval and serve wherever weights are. The exit code is 1 where a promise was not kept.
+    You can pass the file to predict, eval and serve in place of weights. The exit code is 1 if the difference exceeds
+    the promised tolerance.
     """
     from vitkit.errors import pick
     from vitkit.speed.exported import EXPORTS

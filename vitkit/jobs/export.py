@@ -1,4 +1,4 @@
-"""Weights -> another runtime's file, and a report of what that costs on the user's images."""
+"""Weights -> a file for another runtime, and a report of what that costs on the user's images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.exported import EXPORTS, Card, Exported, export, open_exported
 from vitkit.types import Array, Tick
 
-NOISE = 8  # random images that a file is checked with where there are no others
+NOISE = 8  # random images to compare on when no others are given
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Shown:
     """Images for an export.
 
     Args:
-        calibration: what int8's ranges are measured on; None where nothing is calibrated.
-        report: what the file is compared with the plain model on; None for random pixels.
-        words: what that is, for the report.
-        labelled: whether the labels are right answers.
+        calibration: images to calibrate int8 on; None if nothing is calibrated.
+        report: images to compare the file with the plain model on; None for random pixels.
+        words: description of those images, for the report.
+        labelled: whether their labels are classes of the model.
     """
 
     calibration: Source | None
@@ -48,16 +48,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """What `export_file` did.
+    """Result of `export_file`.
 
     Args:
         path: the file.
-        card: what it says of itself.
-        report: against the plain model.
-        on: what the report is about, in words.
-        calibrated: images that it was calibrated on.
-        megabytes: of all its files.
-        seconds: of exporting, without the report.
+        card: the file's metadata.
+        report: comparison with the plain model.
+        on: description of the images in the report.
+        calibrated: number of images it was calibrated on.
+        megabytes: size of all its files.
+        seconds: duration of the export, without the report.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class ExportedFile:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """Return everything as JSON values."""
         return {
             "file": str(self.path),
             "form": self.card.form,
@@ -84,12 +84,12 @@ class ExportedFile:
 
 
 def default_place(weights: str | Path, to: str, merge: int = 0) -> Path:
-    """Where a file goes when nobody says: into the run, else beside nothing, under the weights' name.
+    """Return the default path of an exported file: in the run folder, or in the current folder under the weights' name.
 
     Args:
-        weights: what is exported.
+        weights: the weights to export.
         to: a row of EXPORTS.
-        merge: tokens to merge in each block.
+        merge: tokens to merge per block.
     """
     row, run = pick(EXPORTS, to, "export"), run_of(weights)
     name = "model" if run else Path(str(weights).partition("@")[0]).stem or "model"
@@ -108,23 +108,29 @@ def images_for(
 ) -> Shown:
     """Choose images to calibrate on and others to report on.
 
-    Calibration takes the training part where there is one; else some of the images, and the report is about the rest.
+    Calibration uses the training part if there is one; otherwise some of the images, and the report covers the rest.
 
     Args:
-        data: what `open_splits` takes, or a folder of images without classes; the run's own data when not given.
-        weights: what is exported; a run knows its data.
-        model: its classes are looked for in the data's.
-        calibrate: images to calibrate on, at most; 0 for none.
-        report: images to report on, at most.
+        data: anything `open_splits` accepts, or a folder of images without classes (default: the run's own data).
+        weights: the weights to export; a run knows its data.
+        model: the model, whose classes are matched with the data's.
+        calibrate: maximum number of images to calibrate on; 0 for none.
+        report: maximum number of images to report on.
         split: part of the data to report on.
-        seed: chooses them.
+        seed: random seed of the choice.
+
+    Raises:
+        DataError: there are too few images to calibrate on.
     """
     run = run_of(weights)
     if data is None and run is not None:
         data = run.info.get("data", {}).get("spec")
     if data is None:
         if calibrate:
-            raise DataError("int8 is calibrated on images like those it will see; give some with --images DATA.")
+            raise DataError(
+                "int8 must be calibrated on images like those the model will see; got none. Give some with --images "
+                "DATA."
+            )
         return Shown(None, None, f"{NOISE} images of random pixels (give --images DATA for your own)")
     if Path(data).expanduser().is_dir() and not any(one.is_dir() for one in Path(data).expanduser().iterdir()):
         whole: Source = Images(data)  # photos without classes
@@ -142,7 +148,9 @@ def images_for(
         cut, calibration = 0, Subset(train, np.sort(chosen))
     else:
         if len(whole) < 2:
-            raise DataError(f"{data} holds {len(whole)} image; int8 needs some to calibrate on and others to check.")
+            raise DataError(
+                f"int8 needs at least two images, some to calibrate on and others to check; {data} holds {len(whole)}."
+            )
         cut = min(calibrate, len(whole) // 2)
         calibration = Subset(whole, np.sort(order[:cut]))
     rest = np.sort(order[cut : cut + report])
@@ -151,7 +159,7 @@ def images_for(
 
 
 def names_match(source: Source, model: ViT) -> bool:
-    """Whether the data's classes are the model's."""
+    """Return whether the data's classes are the model's."""
     try:
         match_classes(source.class_names, class_names(model))
     except DataError:
@@ -172,25 +180,28 @@ def export_file(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
 ) -> ExportedFile:
-    """Write a file, open it again, and compare it with the model; a report is written beside it.
+    """Write a file, open it again, and compare it with the model; a report is written next to it.
 
     Args:
         model: any ViT with a head.
         to: a row of EXPORTS.
         out: the file.
-        images: what `images_for` chose.
-        merge: tokens to merge in each block.
-        source: what the weights are called.
-        batch_size: images at once.
-        workers: processes that decode; None for one a core.
-        progress: called with the number of images done since the last call, of twice as many as are reported on.
+        images: the result of `images_for`.
+        merge: tokens to merge per block.
+        source: name of the weights, kept in the file.
+        batch_size: images per batch.
+        workers: worker processes for decoding; None for one per core.
+        progress: called with the number of images done since the last call; the total is twice the report's images.
         bad_images: `fail` or `skip`.
+
+    Raises:
+        ConfigError: the weights have no head.
     """
     row, out = pick(EXPORTS, to, "export"), Path(out).expanduser()
     if not model.config.num_classes:
         raise ConfigError(
-            "These weights have no head, so that they predict nothing; give them one with `vitkit probe "
-            "DATA --from WEIGHTS`."
+            "Expected weights with a classification head; these have none. Train one with `vitkit probe DATA --from "
+            "WEIGHTS`."
         )
     loader = (
         ()
@@ -232,7 +243,7 @@ def reported(
     progress: Tick | None,
     bad_images: BadImages,
 ) -> Accuracy:
-    """The plain model and its exported form on the same images."""
+    """Compare the plain model and its exported form on the same images."""
     if images.report is None:
         spec = model.input_spec
         x = torch.randn(NOISE, len(spec.mean), *spec.size, generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,6 @@
-"""A FINISHED MODEL -> THE SAME MODEL, FASTER: one row of ENGINES for each way, and a file where it needs one.
+"""A FINISHED MODEL -> THE SAME MODEL, FASTER: one row of ENGINES per way to run it.
 
-What does not belong here: how a model computes (model), and anything that changes its answers beyond a row's tolerance.
+What does not belong here: how a model computes (model), and anything that changes answers beyond a row's tolerance.
 """
 
 from __future__ import annotations

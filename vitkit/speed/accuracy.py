@@ -1,4 +1,4 @@
-"""What a faster form of a model costs: its logits beside the plain model's, on the same images."""
+"""What a faster form of a model costs: its logits compared with the plain model's on the same images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vitkit.types import Array
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Two predictors on the same images.
+    """Comparison of a faster form with the plain model on the same images.
 
     Args:
-        images: how many.
-        agreement: share of images on which both name the same class.
-        difference: largest difference of a logit, relative to the plain model's largest.
-        typical: root of the mean squared difference, relative to that of the plain model's logits around their mean.
-        tolerance: what `difference` may be; None where it is not promised.
-        plain: top-1 of the plain model, where labels are known.
-        fast: top-1 of the other.
+        images: number of images.
+        agreement: share of images for which both predict the same class.
+        difference: largest difference of a logit, relative to the plain model's largest logit.
+        typical: root mean square of the difference, relative to the standard deviation of the plain model's logits.
+        tolerance: promised upper bound of `difference`; None if nothing is promised.
+        plain: top-1 accuracy of the plain model; None without labels.
+        fast: top-1 accuracy of the faster form; None without labels.
     """
 
     images: int
@@ -35,15 +35,15 @@ class Accuracy:
 
     @property
     def within(self) -> bool:
-        """Whether the promise, if there is one, was kept."""
+        """Whether `difference` is within the tolerance, if there is one."""
         return self.tolerance is None or self.difference <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """Return all fields as JSON values."""
         return {**asdict(self), "within": self.within}
 
     def sentences(self) -> list[str]:
-        """The report for people, a line each."""
+        """Return the report as lines of text."""
         promised = (
             "not promised"
             if self.tolerance is None
@@ -62,16 +62,16 @@ class Accuracy:
 
 
 def compare(plain: Array, fast: Array, labels: Array | None = None, tolerance: float | None = None) -> Accuracy:
-    """Compare two predictors' logits.
+    """Compare the logits of a faster form with the plain model's.
 
     Args:
         plain: [N, K] of the plain model.
-        fast: [N, K] of the other.
-        labels: [N] right outputs, where they are known.
+        fast: [N, K] of the faster form.
+        labels: [N] correct outputs; None if unknown.
         tolerance: see Accuracy.
 
     Raises:
-        InputError: they are not of the same images and classes.
+        InputError: the shapes differ, or there are no images.
     """
     if plain.shape != fast.shape or plain.ndim != 2 or not plain.size:
         raise InputError(

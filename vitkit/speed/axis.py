@@ -1,9 +1,9 @@
-"""Resizing of E_pos as arithmetic: the matrix of one axis for a new size that is known only when a graph runs.
+"""Resizing E_pos by plain arithmetic: the matrix of one axis for a size that is known only when the graph runs.
 
-`model.positions.RULES` asks torch's own filters, whose operators other runtimes compute differently (antialiasing, the
-cubic's coefficient, borders). Here the same matrices are made of comparisons and products, which all runtimes agree on.
+`model.positions.RULES` uses torch's own filters, which other runtimes implement differently (antialiasing, the cubic
+coefficient, borders). Here the same matrices are built from comparisons and products, on which all runtimes agree.
 
-Legend: n old and m new cells of an axis; s [m, 1] where a new cell samples, counted in old cells; j [n] the old cells.
+Legend: n old and m new cells of an axis; i [m] the new cells; s [m, 1] where a new cell samples, in units of old cells.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from vitkit.errors import pick
 
 Place = Callable[[Tensor, Tensor, int], Tensor]
-BORDER = 2  # cells beyond the border that a cubic reads
+BORDER = 2  # cells beyond the border that the cubic filter reads
 
 
 def hat(x: Tensor) -> Tensor:
-    """Weight of linear interpolation at distance x."""
+    """Return the weight of linear interpolation at distance x."""
     return (1 - x.abs()).clamp(min=0)
 
 
 def cubic(x: Tensor, a: float) -> Tensor:
-    """Keys's weight of cubic interpolation at distance x."""
+    """Return the weight of Keys's cubic interpolation at distance x."""
     x = x.abs()
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
@@ -33,22 +33,22 @@ def cubic(x: Tensor, a: float) -> Tensor:
 
 
 def corners(i: Tensor, m: Tensor, n: int) -> Tensor:
-    """The first and the last cell of both sizes lie on each other (align_corners)."""
+    """Align the centres of the first and last cells of both sizes (align_corners)."""
     return i * (n - 1) / (m - 1).clamp(min=1)
 
 
 def centres(i: Tensor, m: Tensor, n: int) -> Tensor:
-    """The borders of both sizes lie on each other (half-pixel)."""
+    """Align the outer borders of both sizes (half-pixel)."""
     return (i + 0.5) * (n / m) - 0.5
 
 
 def shifted(i: Tensor, m: Tensor, n: int) -> Tensor:
-    """DINOv2's: as `centres`, for a size of m + 0.1."""
+    """Align as DINOv2 does: as `centres`, for a size of m + 0.1."""
     return (i + 0.5) * (n / (m + 0.1)) - 0.5
 
 
 def linear(place: Place) -> Callable[[int, Tensor], Tensor]:
-    """Linear interpolation; beyond the border stands the border.
+    """Interpolate linearly; the border extends outwards.
 
     Args:
         place: where new cells sample.
@@ -62,7 +62,7 @@ def linear(place: Place) -> Callable[[int, Tensor], Tensor]:
 
 
 def cubed(place: Place) -> Callable[[int, Tensor], Tensor]:
-    """Cubic interpolation (a = -0.75); weights that fall beyond the border count for the border.
+    """Interpolate cubically (a = -0.75); weights beyond the border are added to the border cell.
 
     Args:
         place: where new cells sample.
@@ -78,7 +78,7 @@ def cubed(place: Place) -> Callable[[int, Tensor], Tensor]:
 
 
 def antialiased(n: int, i: Tensor) -> Tensor:
-    """Cubic filter (a = -0.5) as wide as a new cell, cut at the border and brought to sum 1."""
+    """Filter cubically (a = -0.5) over the width of a new cell, cut off at the border and normalized to sum 1."""
     m = count(i)
     s = centres(i, m, n)[:, None]
     weights = cubic((torch.arange(n, dtype=s.dtype) - s) / (n / m).clamp(min=1), -0.5)
@@ -86,16 +86,16 @@ def antialiased(n: int, i: Tensor) -> Tensor:
 
 
 def count(i: Tensor) -> Tensor:
-    """m, as a number inside the graph, of i = 0 ... m - 1."""
+    """Return m as a value inside the graph, given i = 0 ... m - 1."""
     return i[-1] + 1
 
 
 def equal(n: int, i: Tensor) -> Tensor:
-    """The matrix that changes nothing, [m, n]; DINOv2's rule shifts even where the size is the same."""
+    """Return the identity matrix [m, n]; DINOv2's rule shifts positions even when the size stays the same."""
     return hat(i[:, None] - torch.arange(n, dtype=i.dtype))
 
 
-AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the rows of model.positions.RULES
+AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the same rows as model.positions.RULES
     "google": linear(corners),
     "timm-npz": linear(centres),
     "timm": antialiased,
@@ -106,17 +106,17 @@ AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the rows of model.positi
 
 
 def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str) -> Tensor:
-    """`model.positions.resize` for sizes that a graph knows only when it runs.
+    """Resize as `model.positions.resize` does, for sizes that are known only when the graph runs.
 
     Args:
-        table: [1, rows, D]; rows before the patches are kept as they are.
-        old: (rows, columns) that the table was made for.
-        new: (rows, columns) that are wanted.
+        table: [1, rows, D]; rows before those of the patches stay unchanged.
+        old: (rows, columns) of the table's grid.
+        new: (rows, columns) to resize to.
         rule: a row of AXES.
     """
     matrix, patches = pick(AXES, rule, "position rule"), old[0] * old[1]
     i = [torch.arange(m, dtype=torch.float32) for m in new]
-    same = hat(count(i[0]) - old[0]) * hat(count(i[1]) - old[1])  # 1 where nothing is to be resized, else 0
+    same = hat(count(i[0]) - old[0]) * hat(count(i[1]) - old[1])  # 1 if the size stays the same, else 0
     rows, columns = (same * equal(n, axis) + (1 - same) * matrix(n, axis) for n, axis in zip(old, i, strict=True))
     grid = table[0, -patches:].float().unflatten(0, old)  # [old0, old1, D]
     grid = (rows @ grid.flatten(1)).unflatten(1, (old[1], -1))  # [new0, old1, D]

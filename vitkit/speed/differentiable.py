@@ -1,17 +1,17 @@
-"""A block's parts for training on CUDA, forward and backward with as few passes over memory as its kernels allow.
+"""The parts of a block for training on CUDA, forward and backward, in as few passes over memory as possible.
 
-torch's own way through a block reads and writes the tokens once for every bias, residual sum, LayerNorm and GELU, and
-once more for the gradient of each bias. Here
-  - a branch's bias and the residual sum belong to the LayerNorm that reads them (`AddNorm`), and so do their gradients;
+Plain torch reads and writes the tokens once for every bias, residual sum, LayerNorm and GELU in a block, and once more
+for the gradient of each bias. Here
+  - a LayerNorm also adds the bias and the residual before it, and computes their gradients (`AddNorm`);
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
-  - the gradients of q, k and v are put side by side, and summed for their bias, in one pass (`Parts`).
-Gradients of weights leave their products in fp32, never rounded. Beside every kernel (triton_training.py) stands the
-same mathematics in plain torch, which runs elsewhere and which it is held to.
+  - the gradients of q, k and v are concatenated, and summed for their bias, in one pass (`Parts`).
+Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
+same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
-Matrix products stay the library's. Those of qkv and the MLP may run in fp8 forward, and so may those of the gradients
-of the MLP's input. Every row has a scale of its own. A LayerNorm finds it as it writes the row; the GELU takes a bound
-that follows from the row before the product and from the weights, because a search through a row that long would cost
-what fp8 saves, and e4m3 has range enough for what a bound wastes.
+Matrix products are the library's. The forward products of qkv and the MLP, and those for the gradient of the MLP's
+input, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row. The GELU uses a bound
+that follows from the row before the product and from the weights: searching such a long row for its largest value would
+cost what fp8 saves, and e4m3 has enough range to absorb a loose bound.
 
 Legend: B images, T tokens, M = B T rows, D width.
 """
@@ -27,12 +27,12 @@ from torch.autograd.function import once_differentiable
 
 from vitkit.speed.kernels import FP8, FP8_MAX, by_triton, multiply, processors, rows_to_fp8, to_fp8
 
-Context = Any       # torch's own type of a Function's context says nothing of what is kept in it
+Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
 
 
 def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None:
-    """dy^T x in fp32: [M, N], [M, K] -> [N, K]; None where nobody wants it (a frozen weight)."""
+    """Return dy^T x in fp32: [M, N], [M, K] -> [N, K]; None if not wanted (a frozen weight)."""
     if not wanted:
         return None
     return torch.mm(dy.mT, x, out_dtype=torch.float32) if dy.is_cuda and dy.dtype != torch.float32 \
@@ -40,18 +40,18 @@ def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None
 
 
 def product(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias: [M, K], [N, K] in x's type, [N] or None -> [M, N]."""
+    """Return x W^T + bias: [M, K], [N, K] in x's type, [N] or None -> [M, N]."""
     return x @ W.mT if bias is None else torch.addmm(bias.to(x.dtype), x, W.mT)
 
 
 def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    """x W^T + bias by fp8, [M, N] in W's type.
+    """Return x W^T + bias computed in fp8, [M, N] in W's type.
 
     Args:
         x: [M, K] in fp8.
-        W: [N, K], rounded here.
+        W: [N, K], rounded to fp8 here.
         bias: [N], or None.
-        lengths: [N], takes what `bound` needs.
+        lengths: [N]; filled with what `bound` needs.
     """
     rows, scale = x
     bias = None if bias is None else bias.to(W.dtype)
@@ -59,14 +59,14 @@ def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tens
 
 
 def bound(scale: Tensor, lengths: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Scales [M] with which the rows of a small product fit into fp8, also behind a GELU or its derivative.
+    """Return scales [M] with which the rows of a small product fit into fp8, even after a GELU or its derivative.
 
-    |x w + b| <= max |x| sum |w| + max |b|; a GELU makes nothing larger, and its derivative and rounding less than a
-    quarter. Of rows of zeros a scale stays above zero.
+    |x w + b| <= max |x| sum |w| + max |b|. A GELU increases nothing; its derivative and rounding add less than a
+    quarter. Rows of zeros keep a scale above zero.
 
     Args:
-        scale: [M], of x: its largest number is 448 scale.
-        lengths: [N], sum |w| of the weight's rows.
+        scale: [M], scales of x, whose largest value per row is 448 scale.
+        lengths: [N], sum |w| of each row of the weight.
         bias: [N], or None.
     """
     rest = lengths.new_full((), 1e-30) if bias is None else bias.float().abs().amax().clamp(min=1e-30) / FP8_MAX
@@ -74,17 +74,17 @@ def bound(scale: Tensor, lengths: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Embed(torch.autograd.Function):
-    """Eq. 1: flattened patches times E, and a table of everything else."""
+    """Eq. 1: flattened patches times E, plus a table of everything else."""
 
     @staticmethod
     def forward(ctx: Context, flat: Tensor, weight: Tensor, table: Tensor) -> Tensor:
-        """z_0, [M, D].
+        """Return z_0, [M, D].
 
         Args:
-            ctx: what backward needs.
-            flat: [M, C P P], rows of zeros for the tokens before the patches.
+            ctx: context of the backward pass.
+            flat: [M, C P P], with rows of zeros for the prefix tokens.
             weight: [D, C P P].
-            table: [T, D], positions and bias, and the tokens before the patches whole.
+            table: [T, D], positions and bias for the patches, complete values for the prefix tokens.
         """
         ctx.save_for_backward(flat)
         ctx.tokens = len(table)
@@ -95,30 +95,30 @@ class Embed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dz: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the weight and the table; pixels need none."""
+        """Return the gradients of the weight and the table; pixels need none."""
         flat, = ctx.saved_tensors
         of_table = dz.view(-1, ctx.tokens, dz.shape[1]).sum(0, dtype=torch.float32)
         return None, weight_gradient(dz, flat, ctx.needs_input_grad[1]), of_table
 
 
 class AddNorm(torch.autograd.Function):
-    """(z', LN(z')) with z' = z + keep (branch + bias): the residual sum and the LayerNorm behind it."""
+    """(z', LN(z')) with z' = z + keep (branch + bias): the residual sum and the LayerNorm that follows."""
 
     @staticmethod
     def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
                 weight: Tensor, shift: Tensor, eps: float, fp8: bool = False) -> tuple[Tensor, ...]:
-        """The sum and its LayerNorm; with `fp8`, the LayerNorm in fp8 and the scales of its rows too.
+        """Return the sum and its LayerNorm; with `fp8`, also the LayerNorm in fp8 and its row scales.
 
         Args:
-            ctx: what backward needs.
+            ctx: context of the backward pass.
             z: [M, D].
             branch: [M, D], a matrix product without its bias; None adds nothing.
-            bias: [D], the branch's.
-            keep: [B], what stochastic depth multiplies an image's branch with; None for 1.
+            bias: [D] of the branch.
+            keep: [B], factor of stochastic depth for each image's branch; None for 1.
             weight: [D] of the LayerNorm.
             shift: [D], its bias.
             eps: of the LayerNorm.
-            fp8: whether a product in fp8 reads it.
+            fp8: whether an fp8 product reads the result.
         """
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
         small: tuple[Tensor, ...] = ()
@@ -154,7 +154,7 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dz_in: Tensor | None, du: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        """Gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
+        """Return the gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
         z, weight, keep, mean, rstd = ctx.saved_tensors
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
         du = torch.zeros_like(z) if du is None else du.contiguous()
@@ -188,21 +188,21 @@ class AddNorm(torch.autograd.Function):
 
 
 class Parts(torch.autograd.Function):
-    """Eq. 5: u -> q, k, v (or k, v), views [M, h d] of one product."""
+    """Eq. 5: u -> q, k, v (or k, v), as views [M, h d] of one product."""
 
     @staticmethod
     def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int, small: Tensor | None = None,
                 scale: Tensor | None = None) -> tuple[Tensor, ...]:
-        """[M, D] -> `count` times [M, h d].
+        """Map [M, D] to `count` tensors [M, h d].
 
         Args:
-            ctx: what backward needs.
+            ctx: context of the backward pass.
             u: [M, D].
             weight: [count h d, D].
             bias: [count h d].
-            count: two or three.
-            small: u in fp8, if the products are to run in it.
-            scale: [M], its scales.
+            count: 2 (k, v) or 3 (q, k, v).
+            small: u in fp8, to run the products in fp8; None for u's own type.
+            scale: [M], scales of `small`.
         """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
@@ -213,7 +213,7 @@ class Parts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of u, the weight and the bias."""
+        """Return the gradients of u, the weight and the bias."""
         u, W = ctx.saved_tensors
         (M, N), count = gradients[0].shape, len(gradients)
         if by_triton(u):
@@ -240,7 +240,7 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
-        """[M, K], [N, K] -> [M, N]."""
+        """Map [M, K] and [N, K] to [M, N]."""
         W = weight.to(x.dtype)
         ctx.save_for_backward(x, W)
         return x @ W.mT
@@ -248,29 +248,29 @@ class Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of x and the weight."""
+        """Return the gradients of x and the weight."""
         x, W = ctx.saved_tensors
         dy = dy.to(x.dtype)
         return dy @ W, weight_gradient(dy, x, ctx.needs_input_grad[1])
 
 
 class MLP(torch.autograd.Function):
-    """GELU(u W_1 + b_1) W_2: both layers of an MLP, the second one's bias left to AddNorm."""
+    """GELU(u W_1 + b_1) W_2: both layers of an MLP; AddNorm adds the second bias."""
 
     @staticmethod
     def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool,
                 small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-        """[M, D] -> [M, D].
+        """Map [M, D] to [M, D].
 
         Args:
-            ctx: what backward needs.
+            ctx: context of the backward pass.
             u: [M, D].
             weight1: [H, D].
             bias1: [H].
             weight2: [D, H].
-            tanh: whether GELU is its tanh form.
-            small: u in fp8, if the products are to run in it.
-            scale: [M], its scales.
+            tanh: whether GELU is the tanh approximation.
+            small: u in fp8, to run the products in fp8; None for u's own type.
+            scale: [M], scales of `small`.
         """
         W1, W2, lengths = weight1.to(u.dtype), weight2.to(u.dtype), torch.empty(len(weight1), device=u.device)
         if small is None or scale is None:
@@ -299,7 +299,7 @@ class MLP(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of u, both weights and the first bias."""
+        """Return the gradients of u, both weights and the first bias."""
         u, h, g, W1, W2 = ctx.saved_tensors
         dy = dy.to(u.dtype).contiguous()
         M, N = h.shape

@@ -1,4 +1,4 @@
-"""The ways to run a finished model: ENGINES. Each takes a ViT and gives a function from pixels to logits."""
+"""The ways to run a finished model: ENGINES. Each takes a ViT and returns a function from pixels to logits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Engine:
     """One way to run a model.
 
     Args:
-        build: makes the function that runs it; any batch size, the model's own image size.
+        build: returns the function that runs it, for any batch size and the model's own image size.
         tolerance: largest difference of a logit from the plain model's, relative to the largest logit.
-        words: what it is, for lists and help.
-        cuda: whether it needs a CUDA device; without one cpu-fused takes its place.
+        words: description for lists and help texts.
+        cuda: whether it needs a CUDA device; without one cpu-fused runs instead.
     """
 
     build: Callable[[ViT], Forward]
@@ -33,12 +33,12 @@ class Engine:
 
 
 def plain(model: ViT) -> Forward:
-    """The model as it is."""
+    """Return the model itself."""
     return model
 
 
 def compiled(model: ViT) -> Forward:
-    """torch.compile, with a batch size that may vary: compiled once for one image and once for several."""
+    """Run torch.compile with a variable batch size: it compiles once for one image and once for several."""
     forward = torch.compile(model)
 
     def run(x: Tensor) -> Tensor:
@@ -50,26 +50,26 @@ def compiled(model: ViT) -> Forward:
 
 
 def fused(model: ViT) -> Forward:
-    """As few passes over memory as the kernels at hand allow; see fused.py. The model's own weights, where they fit."""
+    """Build the fused engine (fused.py), which shares the model's weights where their types match."""
     from vitkit.speed.fused import Fused
 
     return Fused(model, share=True)
 
 
 def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forward]:
-    """An engine that needs a CUDA device; without one the fused engine in full precision takes its place."""
+    """Wrap a builder that needs a CUDA device: without one, the fused engine in full precision runs instead."""
     return lambda model: (build if chosen(name, model) == name else fused)(model)
 
 
 def fused_fp8(model: ViT) -> Forward:
-    """The fused engine with 8-bit matrix products; see fp8.py."""
+    """Build the fused engine with 8-bit matrix products (fp8.py)."""
     from vitkit.speed.fp8 import Fp8
 
     return Fp8(model)
 
 
 def exported(to: str) -> Callable[[ViT], Forward]:
-    """Builder of a row that runs in another runtime, on the CPU.
+    """Return the builder of an engine that runs in another runtime, on the CPU.
 
     Args:
         to: a row of `exported.EXPORTS`.
@@ -84,39 +84,39 @@ def exported(to: str) -> Callable[[ViT], Forward]:
 
 
 ENGINES: dict[str, Engine] = {
-    "torch": Engine(plain, 0.0, "plain PyTorch: starts at once"),
-    "compile": Engine(compiled, 5e-6, "torch.compile: compiles for a minute when it starts, then runs faster"),
-    "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, the last block for the class token alone; fp32"),
+    "torch": Engine(plain, 0.0, "plain PyTorch; starts immediately"),
+    "compile": Engine(compiled, 5e-6, "torch.compile; spends about a minute compiling, then runs faster"),
+    "cpu-fused": Engine(fused, 5e-6, "fewer passes over memory, and the last block for the class token alone; fp32"),
     "cuda-fused": Engine(
-        on_cuda(fused, "cuda-fused"), 0.03, "the same in bf16 with fused kernels and CUDA graphs", cuda=True
+        on_cuda(fused, "cuda-fused"), 0.03, "cpu-fused in bf16, with fused kernels and CUDA graphs", cuda=True
     ),
-    "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "fused, with 8-bit matrix products; CUDA only", cuda=True),
+    "fp8": Engine(on_cuda(fused_fp8, "fp8"), 0.15, "cuda-fused with 8-bit matrix products", cuda=True),
     "onnx": Engine(exported("onnx"), 1e-5, "ONNX Runtime, fp32 on the CPU"),
     "openvino": Engine(exported("openvino"), 1e-5, "OpenVINO, fp32 on the CPU"),
     "openvino-int8": Engine(
         exported("openvino-int8"),
         0.2,
-        "OpenVINO, int8 on the CPU; export it with your images first, and serve the file",
+        "OpenVINO, int8 on the CPU; export it with your images first, then serve the file",
     ),
 }
 
 
 def usual(model: ViT) -> str:
-    """The row that suits a model where it is, answers and starting time considered.
+    """Return the default engine for a model: the fastest that starts quickly and keeps the answers.
 
     Args:
-        model: on its device, in its type.
+        model: on its device, in its precision.
     """
     weight = next(model.parameters())
     return "cpu-fused" if weight.device.type == "cpu" and weight.dtype == torch.float32 else "torch"
 
 
 def chosen(name: str | None, model: ViT) -> str:
-    """The row that runs: the one asked for, or the usual one. Where another takes its place, that is said.
+    """Return the engine that will run: the requested one or the default. Warns when another one has to replace it.
 
     Args:
-        name: a row of ENGINES, or None.
-        model: on its device, in its type.
+        name: a row of ENGINES; None for the default.
+        model: on its device, in its precision.
     """
     name = name or usual(model)
     if pick(ENGINES, name, "engine").cuda and not next(model.parameters()).is_cuda:

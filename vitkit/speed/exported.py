@@ -1,7 +1,7 @@
-"""Models in other runtimes' files, each a Classifier: EXPORTS says how such a file is written and opened.
+"""Models exported for other runtimes: EXPORTS says how each kind of file is written and opened.
 
-A file carries its own card (configuration, InputSpec with class names, how it was made), so that whoever opens it
-feeds it as the plain model was fed.
+A file carries a card (configuration, InputSpec with class names, how it was made), so that whoever opens it can
+preprocess images as for the plain model. An opened file is a Classifier.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from vitkit.speed import onnx, openvino
 from vitkit.speed.graph import Graph
 from vitkit.types import Array
 
-Pixels = Iterable[Tensor]  # batches [B, C, H, W], normalised
+Pixels = Iterable[Tensor]  # batches [B, C, H, W], normalized
 
 
 @dataclass(frozen=True)
 class Card:
-    """What an exported file says of itself.
+    """Metadata inside an exported file.
 
     Args:
         form: the row of EXPORTS that wrote it.
-        config: of the model.
-        input_spec: what it is fed, and its class names.
+        config: configuration of the model.
+        input_spec: preprocessing and class names.
         merge: tokens that each block merges.
-        any_size: whether it takes images of other sizes.
-        words: strings of whoever exported it (source, date, numbers).
+        any_size: whether the file accepts other image sizes.
+        words: strings from whoever exported it, such as the source.
     """
 
     form: str
@@ -52,7 +52,7 @@ class Card:
     words: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The card as a file holds it."""
+        """Return the card as the JSON that a file holds."""
         return json.dumps(
             {
                 "form": self.form,
@@ -69,8 +69,11 @@ class Card:
         """Read a card.
 
         Args:
-            text: what stands in the file; None where nothing does.
-            path: the file, for the message.
+            text: the JSON in the file; None if there is none.
+            path: the file, for the error message.
+
+        Raises:
+            UnreadableFile: there is no card, or one of another version.
         """
         try:
             values = json.loads(text or "")
@@ -84,28 +87,28 @@ class Card:
             )
         except (ValueError, KeyError, TypeError, ConfigError):
             raise UnreadableFile(
-                f"{path} was not written by this version of `vitkit export`: it does not say what it "
-                f"is to be fed. Export the weights again."
+                f"Expected a file written by this version of `vitkit export`; {path} has no card that says how to "
+                f"preprocess images. Export the weights again."
             ) from None
 
 
 class Exported:
-    """A Classifier that another runtime computes, on the CPU.
+    """A Classifier that another runtime runs on the CPU.
 
     Args:
-        card: what the file says of itself.
-        run: pixels [B, C, H, W] float32 to logits [B, K].
+        card: metadata from the file.
+        run: maps pixels [B, C, H, W] in float32 to logits [B, K].
     """
 
     def __init__(self, card: Card, run: Callable[[Array], Array]) -> None:
         self.card, self.config, self.input_spec, self.run = card, card.config, card.input_spec, run
-        self.lock = threading.Lock()  # a runtime's session takes one batch at a time
+        self.lock = threading.Lock()  # a runtime's session handles one batch at a time
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits [B, K] in fp32, where the pixels were.
+        """Return logits [B, K] in fp32, on the device of the pixels.
 
         Args:
-            x: pixels [B, C, H, W], normalised as `input_spec` says.
+            x: pixels [B, C, H, W], normalized as `input_spec` says.
         """
         device, x = x.device, validate_and_pad(x, self.config)
         own = tuple(side * self.config.patch_size for side in self.config.grid)
@@ -113,28 +116,30 @@ class Exported:
             raise InputError("Expected at least one image; got a batch of 0.")
         if not self.card.any_size and tuple(x.shape[2:]) != own:
             raise InputError(
-                f"This file was exported for images of {own[0]} x {own[1]}; got {x.shape[2]} x "
-                f"{x.shape[3]}. Export it with that --image-size, or as ONNX without --merge, which takes "
-                f"any size."
+                f"This file was exported for images of {own[0]} x {own[1]}; got {x.shape[2]} x {x.shape[3]}. "
+                f"Export it with that --image-size, or as ONNX without --merge, which accepts any size."
             )
         with self.lock:
             found = self.run(x.detach().float().cpu().contiguous().numpy())
         return torch.from_numpy(found).to(device)
 
     def feed(self, size: int | tuple[int, int] | None = None, **changes: Any) -> Exported:
-        """Change what it is fed, in place: another image size where the file takes any, mean, std.
+        """Change the preprocessing in place: mean, std, or the image size if the file accepts any.
 
         Args:
             size: pixels, or (height, width).
             changes: fields of InputSpec.
+
+        Raises:
+            ConfigError: the file does not accept this image size.
         """
         if size is not None and pair(size) != self.input_spec.size:
             if not self.card.any_size:
                 raise ConfigError(
-                    f"This file takes images of {self.input_spec.size[0]} x {self.input_spec.size[1]} "
-                    f"only; got --image-size {size}. Export the weights again with that size."
+                    f"This file accepts only images of {self.input_spec.size[0]} x {self.input_spec.size[1]}; got "
+                    f"--image-size {size}. Export the weights again with that size."
                 )
-            dataclasses.replace(self.config, image_size=size)  # a multiple of the patch, or refused
+            dataclasses.replace(self.config, image_size=size)  # raises unless it is a multiple of the patch size
             changes["size"] = pair(size)
         for name in {"mean", "std"} & set(changes):
             if len(changes[name]) == 1:  # one number for all channels
@@ -148,14 +153,14 @@ class Export:
     """One kind of file.
 
     Args:
-        ending: of its name.
+        ending: file name extension.
         write: (graph, path, card, batches for calibration) -> None.
-        open: path -> (the card's text, a function that runs the file).
-        tolerance: largest difference of a logit from the plain model's, relative to the largest; None for a trade
-            whose cost is measured on the user's images.
+        open: path -> (the card's JSON, a function that runs the file).
+        tolerance: largest difference of a logit from the plain model's, relative to the largest logit; None if it is
+            not promised but measured on the user's images.
         calibrates: whether it needs images.
-        any_size: whether images of other sizes are taken, unless tokens are merged.
-        words: what it is, for help.
+        any_size: whether it accepts other image sizes; never with merged tokens.
+        words: description for help texts.
     """
 
     ending: str
@@ -187,23 +192,25 @@ EXPORTS: dict[str, Export] = {
 def export(
     model: ViT, to: str, path: str | Path, *, merge: int = 0, pixels: Pixels = (), words: dict[str, str] | None = None
 ) -> Card:
-    """Write a model as another runtime's file.
+    """Export a model to a file for another runtime.
 
     Args:
         model: any ViT; it is not changed.
         to: a row of EXPORTS.
-        path: the file; its ending is the row's.
-        merge: tokens to merge in each block, 0 for none: a trade, see merge.py.
-        pixels: batches [B, C, H, W] of images to calibrate on, normalised, where the row calibrates.
+        path: the file, with the row's extension.
+        merge: tokens to merge per block (default: 0, none); see merge.py for what that costs.
+        pixels: batches [B, C, H, W] of normalized images, for rows that calibrate.
         words: strings to keep in the file.
 
     Raises:
-        ConfigError: an ending that is not the row's, or a model without a head.
+        ConfigError: the extension is not the row's, or the model has no head.
         MissingDependency: the row's library is not installed.
     """
     row, path = pick(EXPORTS, to, "export"), Path(path)
     if path.suffix != row.ending:
-        raise ConfigError(f"{to} files end in {row.ending}; got {path.name!r}. Name it {path.stem}{row.ending}.")
+        raise ConfigError(
+            f"The name of an {to} file must end in {row.ending}; got {path.name!r}. Use {path.stem}{row.ending}."
+        )
     graph = Graph(copy.deepcopy(model).float().cpu().eval().requires_grad_(False), merge, row.any_size)
     card = Card(to, model.config, model.input_spec, merge, graph.any_size, dict(words or {}))
     row.write(graph, path, card.to_json(), pixels)
@@ -211,41 +218,45 @@ def export(
 
 
 def is_exported(source: str | Path) -> bool:
-    """Whether a source is a file that `open_exported` opens, by its ending."""
+    """Return whether a source is an exported file, judging by its extension."""
     return Path(source).suffix in {row.ending for row in EXPORTS.values()}
 
 
 def open_exported(path: str | Path) -> Exported:
-    """Open what `export` wrote.
+    """Open a file that `export` wrote.
 
     Args:
         path: the .onnx or .xml file.
 
     Raises:
-        UnreadableFile: there is no such file, or it is something else.
+        UnreadableFile: the file does not exist, or was not written by `export`.
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise UnreadableFile(f"There is no file {str(path)!r}.")
+        raise UnreadableFile(f"Expected an exported file; {str(path)!r} does not exist.")
     opener = next((row.open for row in EXPORTS.values() if row.ending == path.suffix), None)
     if opener is None:
-        raise UnreadableFile(f"{path} ends in none of {', '.join(sorted({r.ending for r in EXPORTS.values()}))}.")
+        endings = " or ".join(sorted({row.ending for row in EXPORTS.values()}))
+        raise UnreadableFile(f"The name of an exported file must end in {endings}; got {str(path)!r}.")
     text, run = opener(path)
     return Exported(Card.from_json(text, path), run)
 
 
 def through(to: str, model: ViT) -> Exported:
-    """A model as a row of EXPORTS runs it, without a file that stays.
+    """Export a model to a temporary file and open it.
 
     Args:
-        to: a row of EXPORTS that calibrates nothing.
+        to: a row of EXPORTS that needs no calibration.
         model: any ViT.
+
+    Raises:
+        ConfigError: the row needs images to calibrate on.
     """
     row = pick(EXPORTS, to, "export")
     if row.calibrates:
         raise ConfigError(
-            f"{to} is calibrated on your images: export it first (vitkit export WEIGHTS --to {to} "
-            f"--images DATA), and give the file instead of the weights."
+            f"{to} must be calibrated on your images first: run `vitkit export WEIGHTS --to {to} --images DATA`, then "
+            f"pass the exported file instead of the weights."
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         export(model, to, path := Path(folder) / f"model{row.ending}")

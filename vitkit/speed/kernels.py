@@ -1,7 +1,7 @@
-"""What the fused engines need that no library call gives: a residual sum, a LayerNorm and a change of type in one pass
-over memory; attention over few tokens; a matrix product in 8 bits with bias, GELU and rescaling as its last step. On
-CUDA each is a Triton kernel (triton_kernels.py); beside it stands the same mathematics in plain torch, which is what
-runs elsewhere and what the kernel is held to.
+"""What the fused engines need and no library provides: residual sum, LayerNorm and type conversion in one pass over
+memory; attention over few tokens; an 8-bit matrix product with bias, GELU and rescaling as its last step. On CUDA each
+is a Triton kernel (triton_kernels.py). Each function also has the same mathematics in plain torch, which runs on other
+devices and which tests compare the kernel with.
 
 Legend: M = B T rows of tokens, D width.
 """
@@ -20,28 +20,28 @@ FP8_MAX = torch.finfo(FP8).max
 
 
 def by_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels run on x: on CUDA, and anywhere in Triton's interpreter."""
+    """Return whether Triton kernels run on x: on CUDA, and on any device in Triton's interpreter."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def processors(x: Tensor) -> int:
-    """How many multiprocessors the device of x has; the interpreter has one or two."""
+    """Return the number of multiprocessors of the device of x; 2 in the interpreter."""
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
 
 
 def to_fp8(x: Tensor, scale: float | Tensor) -> Tensor:
-    """x / scale, rounded to 8-bit floating point; what lies beyond its largest number becomes that number."""
+    """Return x / scale rounded to fp8 and clamped to its range."""
     return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def flat_patches(x: Tensor, P: int, prefix: int, dtype: torch.dtype) -> Tensor:
-    """Patches, flattened, after rows of zeros for the tokens before them: [B, C, H, W] -> [B (prefix + N), C P P].
+    """Flatten patches, with rows of zeros for the prefix tokens: [B, C, H, W] -> [B (prefix + N), C P P].
 
     Args:
         x: pixels, H and W multiples of P.
         P: side of a patch.
-        prefix: tokens before an image's patches.
-        dtype: of the result.
+        prefix: number of tokens before an image's patches.
+        dtype: type of the result.
     """
     B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
     flat = x.new_zeros(B, prefix + rows * columns, C * P * P, dtype=dtype)
@@ -51,11 +51,11 @@ def flat_patches(x: Tensor, P: int, prefix: int, dtype: torch.dtype) -> Tensor:
 
 
 def to_int8(x: Tensor, scale: Tensor) -> Tensor:
-    """Each row of x / scale, rounded to 8-bit integers; `scale` [rows] is filled with what makes them fit.
+    """Return x / scale rounded to 8-bit integers, with one scale per row.
 
     Args:
         x: [rows, columns].
-        scale: takes the largest of each row / 127.
+        scale: [rows]; filled with the largest absolute value of each row / 127.
     """
     scale.copy_(x.float().abs().amax(1).clamp(min=1e-12) / 127)
     return (x.float() / scale[:, None] + 0.5).floor().to(torch.int8)
@@ -71,7 +71,7 @@ def plain_add_norm(
     total: Tensor | None,
     scale: float | Tensor | None,
 ) -> Tensor:
-    """`add_norm` in plain torch, computed in fp32 as the kernel does."""
+    """Compute `add_norm` in plain torch, in fp32 like the kernel."""
     x = a.float()
     if b is not None:
         parts = b.float().view(-1, len(b) if len(b) <= len(a) else len(a), a.shape[1]).sum(0)
@@ -95,20 +95,19 @@ def add_norm(
     scale: float | Tensor | None = None,
     **launch: Any,
 ) -> Tensor:
-    """LN(a + b + shift), and the sum a + b on the side.
+    """Return LN(a + b + shift), and optionally store the sum a + b.
 
     Args:
         a: [M, D].
-        b: [R, D], added to the rows of `a` in turn (row m gets b[m % R]); or [S M, D], all S parts of which are added;
-            None adds nothing.
-        shift: [D], added before the norm but not to the sum.
+        b: [R, D], row m of `a` gets b[m % R]; or [S M, D], whose S parts are all added; None adds nothing.
+        shift: [D], added before the norm but not to the stored sum.
         weight: [D] of the LayerNorm.
         bias: [D] of the LayerNorm.
         eps: of the LayerNorm.
-        total: [M, D], takes a + b; may be `a` itself.
-        scale: a number makes the result fp8 of LN(...) / scale; a tensor [M] takes a scale for each row and makes the
-            result int8.
-        launch: rows and warps of one program, for measurements.
+        total: [M, D]; filled with a + b; may be `a` itself.
+        scale: a number makes the result LN(...) / scale in fp8; a tensor [M] is filled with one scale per row and
+            makes the result int8.
+        launch: rows and warps per program, for measurements.
     """
     if not by_triton(a):
         return plain_add_norm(a, b, shift, weight, bias, eps, total, scale)
@@ -148,18 +147,18 @@ def add_norm(
 
 
 def takes_attention(T: int, size: int, dtype: torch.dtype) -> bool:
-    """Whether `attention` has a kernel for T tokens and heads of this size."""
+    """Return whether `attention` has a kernel for T tokens and this head size and type."""
     return T <= 256 and size in (16, 32, 64, 128) and dtype in (torch.bfloat16, torch.float16)
 
 
 def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
-    """Eqs. 6 and 7 for few tokens, read and written where they lie: [B T, 3 h d] -> [B T, h d].
+    """Compute Eqs. 6 and 7 for few tokens without rearranging memory: [B T, 3 h d] -> [B T, h d].
 
     Args:
         qkv: q, k and v of Eq. 5.
         heads: h.
-        B: images.
-        T: tokens of an image.
+        B: number of images.
+        T: tokens per image.
     """
     width = qkv.shape[1] // 3
     if not by_triton(qkv):
@@ -180,15 +179,15 @@ def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
 def linear_int8(
     a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tensor, dtype: torch.dtype, scale: float | None = None
 ) -> Tensor:
-    """a b^T scale_a scale_b + bias of 8-bit integers; with a scale, GELU(that) / scale in fp8, all in one pass.
+    """Return a b^T scale_a scale_b + bias for 8-bit integers; with `scale`, GELU of that / scale in fp8; in one pass.
 
     Args:
         a: [M, K] int8.
         b: [N, K] int8, and the scales of its rows [N].
-        scale_a: [M], of the rows of a.
+        scale_a: [M], scales of the rows of a.
         bias: [N].
-        dtype: of a result without a scale.
-        scale: of the result, which is then the first layer of an MLP.
+        dtype: type of the result without `scale`.
+        scale: scale of the fp8 result (the first layer of an MLP); None for no GELU.
     """
     matrix, scale_b = b
     if not by_triton(a):
@@ -221,20 +220,20 @@ def linear_int8(
         PROGRAMS=programs,
         GROUP=8,
         num_warps=8 if M >= 4096 else 4,
-        num_stages=4 if out.dtype == FP8 else 3,
-    )  # a wider result takes more of the shared memory
+        num_stages=4 if out.dtype == FP8 else 3,  # a wider result leaves less shared memory
+    )
     return out
 
 
 def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """a b^T scale_a scale_b + bias, of fp8 matrices.
+    """Return a b^T scale_a scale_b + bias for fp8 matrices.
 
     Args:
         a: [M, K] fp8.
         b: [N, K] fp8, and the scales of its rows [N].
-        scale: [M, 1], of the rows of a.
+        scale: [M, 1], scales of the rows of a.
         bias: [N], or None.
-        dtype: of the result.
+        dtype: type of the result.
     """
     matrix, of_b = b
     if a.is_cuda:
@@ -244,11 +243,11 @@ def multiply(a: Tensor, b: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | 
 
 
 def rows_to_fp8(x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(x / scale in fp8, the scales of its rows): [M, K] -> [M, K], [M].
+    """Round to fp8 with one scale per row: [M, K] -> [M, K] and the scales [M].
 
     Args:
-        x: any floating-point type; a row's largest number becomes fp8's largest.
-        lengths: [M], takes the sum of the sizes of each row's numbers.
+        x: any floating-point type; the largest absolute value of a row becomes fp8's largest.
+        lengths: [M]; filled with the sum of absolute values of each row.
     """
     if not by_triton(x):
         if lengths is not None:

@@ -1,4 +1,4 @@
-"""ONNX files: any batch size and any image size in one graph, run by ONNX Runtime."""
+"""ONNX files: one graph for any batch size and any image size, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from vitkit.optional import library
 from vitkit.speed.graph import Graph
 from vitkit.types import Array
 
-KEY = "vitkit"  # under which the file keeps its card
+KEY = "vitkit"  # metadata key of the file's card
 
 
 def example(graph: Graph) -> tuple[tuple[Tensor], dict[str, dict[int, Any]]]:
-    """Pixels to trace a graph with, and which of their sides vary."""
+    """Return pixels to trace a graph with, and which of their dimensions vary."""
     P, auto = graph.config.patch_size, torch.export.Dim.DYNAMIC
-    least = 2 if graph.any_size else 1  # a side of one patch would be taken for a constant
+    least = 2 if graph.any_size else 1  # the exporter would take a side of one patch for a constant
     x = torch.zeros(2, graph.config.num_channels, *(max(side, least) * P for side in graph.config.grid))
     return (x,), {"x": {0: auto, 2: auto, 3: auto} if graph.any_size else {0: auto}}
 
 
 def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None:
-    """Write a graph as an ONNX file; weights over 2 GB go into a second file beside it.
+    """Write a graph as an ONNX file. Weights over 2 GB go into a second file next to it.
 
     Args:
-        graph: what to write, in fp32 on the CPU.
-        path: the file.
-        card: what the file says of itself.
-        pixels: not used: nothing is calibrated.
+        graph: the graph, in fp32 on the CPU.
+        path: the .onnx file.
+        card: the file's card, as JSON.
+        pixels: not used, because nothing is calibrated.
     """
     for name in ("onnx", "onnxscript"):
         library(name, "export")
     args, sides = example(graph)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own, about torch
+        warnings.simplefilter("ignore")  # the exporter's own warnings about torch
         program: Any = torch.onnx.export(
             graph.eval(),
             args,
@@ -55,21 +55,24 @@ def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None
 
 
 def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
-    """The card of an ONNX file, and a function that runs it.
+    """Return the card of an ONNX file and a function that runs the file.
 
     Args:
-        path: the file.
+        path: the .onnx file.
+
+    Raises:
+        UnreadableFile: ONNX Runtime cannot open it.
     """
     runtime = library("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads starve the others
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning threads would starve others
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors have no common class
+    except Exception as error:  # the runtime's errors share no base class
         raise UnreadableFile(
-            f"{path} is no ONNX file that ONNX Runtime can open ({str(error).splitlines()[0][:200]})."
+            f"{path} is not an ONNX file that ONNX Runtime can open ({str(error).splitlines()[0][:200]})."
         ) from None
     names = [one.name for one in session.get_inputs()]
 

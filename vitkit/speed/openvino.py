@@ -1,8 +1,8 @@
-"""OpenVINO files, in fp32 and in int8: the fastest way on Intel and AMD CPUs.
+"""OpenVINO files in fp32 and int8: the fastest option on Intel and AMD CPUs.
 
-int8 is post-training quantization by NNCF: weights and what goes into matrix products are rounded to 8 bits, with
-ranges measured on the user's images. NNCF is told that this is a transformer, so that LayerNorms' outputs and the
-attention get ranges of their own kind; without that the result is useless.
+int8 is post-training quantization by NNCF: weights and the inputs of matrix products are rounded to 8 bits, with ranges
+measured on the user's images. NNCF is told that the model is a transformer, so that it treats LayerNorm outputs and
+attention separately; without that the result is useless.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vitkit.speed.graph import Graph
 from vitkit.speed.onnx import KEY, example
 from vitkit.types import Array
 
-KEPT = 4  # image sizes that stay compiled
-SMOOTH = 0.8  # share of large activations that moves into weights (SmoothQuant): 0.5 and 0.95 were worse
+KEPT = 4  # image sizes to keep compiled
+SMOOTH = 0.8  # share of large activations to move into the weights (SmoothQuant); 0.5 and 0.95 were worse
 
 
 def converted(graph: Graph) -> Any:
-    """A graph as OpenVINO's model.
+    """Convert a graph to OpenVINO's model.
 
     Args:
-        graph: in fp32 on the CPU.
+        graph: the graph, in fp32 on the CPU.
     """
     openvino = library("openvino", "export")
     args, sides = example(graph)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own, about torch
+        warnings.simplefilter("ignore")  # the exporter's own warnings about torch
         program = torch.export.export(graph.eval(), args, dynamic_shapes=sides)
         model = openvino.convert_model(program)
     free = [-1, -1] if graph.any_size else list(args[0].shape[2:])
@@ -51,10 +51,10 @@ def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None
     """Write a graph in fp32.
 
     Args:
-        graph: what to write, in fp32 on the CPU.
-        path: the .xml file; weights go into the .bin beside it.
-        card: what the file says of itself.
-        pixels: not used: nothing is calibrated.
+        graph: the graph, in fp32 on the CPU.
+        path: the .xml file; weights go into the .bin file next to it.
+        card: the file's card, as JSON.
+        pixels: not used, because nothing is calibrated.
     """
     save(converted(graph), path, card)
 
@@ -63,19 +63,22 @@ def write_int8(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) ->
     """Write a graph in int8.
 
     Args:
-        graph: what to write, in fp32 on the CPU.
-        path: the .xml file; weights go into the .bin beside it.
-        card: what the file says of itself.
-        pixels: batches of the user's images; all are used.
+        graph: the graph, in fp32 on the CPU.
+        path: the .xml file; weights go into the .bin file next to it.
+        card: the file's card, as JSON.
+        pixels: batches of the user's images; all of them are used.
+
+    Raises:
+        DataError: there are no images.
     """
     images = [one[None].numpy() for batch in pixels for one in batch.float().cpu()]
     if not images:
-        raise DataError("int8 is calibrated on your images, and there are none; give --images DATA.")
+        raise DataError("int8 is calibrated on your images; got none. Give some with --images DATA.")
     check_instructions()
     nncf = library("nncf", "export")
     nncf.set_log_level(logging.ERROR)
     model = converted(graph)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # NNCF's bars
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # NNCF prints progress bars
         warnings.simplefilter("ignore")
         model = nncf.quantize(
             model,
@@ -92,13 +95,13 @@ def write_int8(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) ->
 
 
 def precise(model: Any) -> list[str]:
-    """Names of the products that stay in fp32, because 8 bits cost more there than they save.
+    """Return the names of the products that stay in fp32, because 8 bits cost more accuracy there than they save time.
 
-    These are E, which reads pixels; the attention and the likeness of tokens, which multiply what both varies with the
-    image; and the products of one token (the class token's in the last block, the head), which take no time.
+    These are E, which reads the pixels; attention and token similarity, whose operands both vary with the image; and
+    the products of a single token (the class token in the last block, the head), which take almost no time.
 
     Args:
-        model: OpenVINO's, before it is quantized.
+        model: OpenVINO's model, before quantization.
     """
     names, first = [], True
     for op in model.get_ordered_ops():
@@ -115,16 +118,19 @@ def precise(model: Any) -> list[str]:
 
 
 def save(model: Any, path: Path, card: str) -> None:
-    """Write OpenVINO's model with its card."""
+    """Write OpenVINO's model and its card."""
     model.set_rt_info(card, [KEY])
     library("openvino", "export").save_model(model, str(path), compress_to_fp16=False)
 
 
 def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
-    """The card of an OpenVINO file, and a function that runs it; every image size is compiled when it first comes.
+    """Return the card of an OpenVINO file and a function that runs it. Each image size is compiled on first use.
 
     Args:
         path: the .xml file.
+
+    Raises:
+        UnreadableFile: OpenVINO cannot open it.
     """
     check_instructions()
     core = library("openvino", "export").Core()
@@ -132,7 +138,7 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
         model = core.read_model(str(path))
     except RuntimeError as error:
         raise UnreadableFile(
-            f"{path} is no OpenVINO file with its .bin beside it ({str(error).splitlines()[0][:200]})."
+            f"{path} is not an OpenVINO file with its .bin file next to it ({str(error).splitlines()[0][:200]})."
         ) from None
     how = {
         "INFERENCE_PRECISION_HINT": "f32",

@@ -1,4 +1,4 @@
-"""The Triton kernels behind kernels.py, which says what they compute. Imported only where Triton is."""
+"""The Triton kernels behind kernels.py, which documents what they compute. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, D, eps, inverse_scale,
              PARTS: tl.constexpr, SUM: tl.constexpr, TO_FP8: tl.constexpr, TO_INT8: tl.constexpr, ROWS: tl.constexpr,
              WIDTH: tl.constexpr):
-    """See kernels.add_norm; one program takes ROWS rows."""
+    """See kernels.add_norm; one program handles ROWS rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row < rows) & (column < D)
@@ -37,7 +37,7 @@ def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, D, eps
 
 @triton.jit
 def attention(qkv, out, T, width, scale, BQ: tl.constexpr, BT: tl.constexpr, SIZE: tl.constexpr):
-    """See kernels.attention; one program takes BQ queries of a head, and all its T <= BT keys at once."""
+    """See kernels.attention; one program handles BQ queries of a head, with all T <= BT keys at once."""
     head, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
     row, key, e = tl.program_id(1) * BQ + tl.arange(0, BQ), tl.arange(0, BT), tl.arange(0, SIZE)
     base = qkv + image * T * 3 * width + head * SIZE
@@ -54,10 +54,10 @@ def attention(qkv, out, T, width, scale, BQ: tl.constexpr, BT: tl.constexpr, SIZ
 @triton.jit
 def linear_int8(a_at, b_at, out_at, bias, scale_a, scale_b, inverse_scale, M, N, K, GELU: tl.constexpr,
                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr):
-    """See kernels.linear_int8; every program takes one tile after another."""
+    """See kernels.linear_int8; persistent programs, each looping over tiles."""
     tall, wide, deep = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     for tile in tl.range(tl.program_id(0), tall * wide, PROGRAMS, flatten=True):
-        first = tile // (GROUP * wide) * GROUP          # tiles that share rows of `a` run side by side
+        first = tile // (GROUP * wide) * GROUP          # tiles that share rows of `a` run at the same time
         size = tl.minimum(tall - first, GROUP)
         m, n = first + tile % (GROUP * wide) % size, tile % (GROUP * wide) // size
         total = tl.zeros((BM, BN), tl.int32)
@@ -68,14 +68,14 @@ def linear_int8(a_at, b_at, out_at, bias, scale_a, scale_b, inverse_scale, M, N,
         x *= tl.load(scale_b + column, mask=column < N, other=0.0)[None, :]
         x += tl.load(bias + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
         if GELU:
-            x = x / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))       # its tanh form
+            x = x / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))       # tanh approximation
             x = tl.minimum(tl.maximum(x * inverse_scale, -448.0), 448.0)
         out_at.store([m * BM, n * BN], x.to(out_at.dtype))
 
 
 @triton.jit
 def rows_to_fp8(x_at, out, scales, lengths, K, LENGTHS: tl.constexpr, WIDTH: tl.constexpr):
-    """See kernels.rows_to_fp8; one program takes one row."""
+    """See kernels.rows_to_fp8; one program handles one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     x = tl.load(x_at + row * K + column, mask=column < K, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12)

@@ -1,7 +1,7 @@
-"""The Triton kernels behind differentiable.py, which says what they compute. Imported only where Triton is.
+"""The Triton kernels behind differentiable.py, which documents what they compute. Imported only if Triton is installed.
 
-Sums over rows (the gradients of biases and of a LayerNorm's weights) are left as one partial sum a program, to be added
-up in a fixed order: atomic additions would make a step differ from one run to the next.
+Sums over rows (gradients of biases and of LayerNorm weights) are written as one partial sum per program and added up
+later in a fixed order: atomic additions would make a step differ from run to run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 @triton.jit
 def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd_at, small, scales, tokens, D, eps,
                  HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, FP8_TOO: tl.constexpr, WIDTH: tl.constexpr):
-    """See differentiable.AddNorm; one program takes one row."""
+    """See differentiable.AddNorm; one program handles one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < D
@@ -26,7 +26,7 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
             b *= tl.load(keep + row // tokens)
         x = (x + b).to(total.dtype.element_ty)
         tl.store(total + at, x, mask=inside)
-        x = x.to(tl.float32)                        # statistics are of what is stored: backward reads that
+        x = x.to(tl.float32)                        # statistics of the stored value, which backward reads
     mean = tl.sum(x, axis=0) / D
     centred = tl.where(inside, x - mean, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / D + eps)
@@ -46,7 +46,7 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
 def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sums, rows, tokens, D,
                   HAS_DZ: tl.constexpr, APART: tl.constexpr, HAS_KEEP: tl.constexpr, PROGRAMS: tl.constexpr,
                   TURNS: tl.constexpr, WIDTH: tl.constexpr):
-    """See differentiable.AddNorm; a program takes every PROGRAMS-th row, TURNS in all, and leaves sums [3, D]."""
+    """See differentiable.AddNorm; a program handles every PROGRAMS-th row, TURNS in all, and writes sums [3, D]."""
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
     w = tl.load(weight + column, mask=column < D, other=0.0)
@@ -81,11 +81,11 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sum
 
 @triton.jit
 def phi(x, TANH: tl.constexpr):
-    """(p, slope) with GELU(x) = x p and GELU'(x) = p + x slope; p is the normal distribution, or its tanh form."""
+    """Return (p, slope): GELU(x) = x p and GELU'(x) = p + x slope; p is the normal CDF or its tanh approximation."""
     if TANH:
         p = 1.0 / (1.0 + tl.exp2(-2.302208198 * (x + 0.044715 * x * x * x)))
         slope = p * (1.0 - p) * (1.5957691216 + 0.2140644488 * x * x)
-    else:       # Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most, and its exponential is the density's too
+    else:       # Abramowitz and Stegun 7.1.26: error at most 1.5e-7; it shares its exponential with the density
         e = tl.exp2(-0.7213475204 * x * x)
         t = 1.0 / (1.0 + 0.2316418882 * tl.abs(x))
         tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * e
@@ -96,16 +96,17 @@ def phi(x, TANH: tl.constexpr):
 
 @triton.jit
 def tile(first, column, rows, N, STEP: tl.constexpr):
-    """STEP rows from `first` on of a matrix [rows, N]: their numbers, what lies inside, and where."""
+    """Return row numbers, mask and offsets of STEP rows of a matrix [rows, N], starting at row `first`."""
     row = first + tl.arange(0, STEP)[:, None]
     return row, (row < rows) & (column < N)[None, :], row * N + column[None, :]
 
 
 @triton.jit
 def store_small(x, small, scales, first, column, rows, N, inside, STEP: tl.constexpr):
-    """A tile in fp8, by scales of its rows in which they fit.
+    """Store a tile in fp8 with the scales of its rows.
 
-    Eight numbers a thread, as of bf16: with sixteen, the widest store there is, everything would be computed twice.
+    Each thread stores eight numbers, as for bf16: with sixteen, the widest store, the compiler would choose another
+    layout and compute everything twice.
     """
     row = first + tl.arange(0, STEP)
     inverse = 1.0 / tl.load(scales + row, mask=row < rows, other=1.0)
@@ -116,7 +117,7 @@ def store_small(x, small, scales, first, column, rows, N, inside, STEP: tl.const
 @triton.jit
 def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr, STEP: tl.constexpr,
                  BLOCK: tl.constexpr):
-    """GELU of every element, in fp8 too where FP8_TOO."""
+    """Compute GELU elementwise; with FP8_TOO, also store it in fp8."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1).to(tl.int64) * STEP
     _, inside, at = tile(first, column, rows, N, STEP)
@@ -130,11 +131,11 @@ def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, FP8_TOO: tl
 @triton.jit
 def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr,
                   STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient before the GELU takes the place of the one behind it, and is written in fp8 too where FP8_TOO; a
-    program leaves the sums of its ROWS rows."""
+    """Replace the gradient after the GELU by the one before it; with FP8_TOO, also store it in fp8. A program writes
+    the sums of its ROWS rows."""
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
+    total = tl.zeros((STEP, BLOCK), tl.float32)         # reduced over rows once, at the end: it takes a barrier
     for start in range(0, ROWS, STEP):
         _, inside, at = tile(first + start, column, rows, N, STEP)
         x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
@@ -150,11 +151,11 @@ def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr,
 
 @triton.jit
 def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first `count` of a, b, c, each [rows, N], as [rows, count N]; a program leaves the sums of its ROWS rows."""
+    """Concatenate the first `count` of a, b, c [rows, N] to [rows, count N]; a program writes the sums of its rows."""
     part = tl.program_id(2)
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((STEP, BLOCK), tl.float32)         # rows are added up once, at the end: that takes a barrier
+    total = tl.zeros((STEP, BLOCK), tl.float32)         # reduced over rows once, at the end: it takes a barrier
     for start in range(0, ROWS, STEP):
         row, inside, at = tile(first + start, column, rows, N, STEP)
         if part == 0:
