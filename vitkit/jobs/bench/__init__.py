@@ -5,7 +5,9 @@
     table.py      the result, as Markdown and in a log
 
 There are two entrances: `vitkit bench`, and `python -m benchmarks` for a machine that has torch and the other
-libraries but not the packages that the command line needs. How another library's model is built is in jobs/peers.py.
+libraries but not the packages that the command line needs.
+
+What does not belong here: how another library's model is built (jobs/peers.py).
 """
 
 from __future__ import annotations
