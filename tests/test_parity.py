@@ -342,7 +342,7 @@ def filled_like(vit: ViT, rule: str) -> ViT:
 
 
 def test_the_positions_table_covers_every_rule():
-    from vitkit.model.positions import RULES
+    from vitkit.model.parts.positions import RULES
 
     assert set(RESIZERS) == set(RULES)
 

@@ -17,7 +17,7 @@ from vitkit.checkpoints.infer import to_channels
 from vitkit.checkpoints.preprocessing_presets import DEFAULTS, KNOWN, preprocessing
 from vitkit.errors import CannotExpress, ConfigError, TensorMismatch, UnknownName
 from vitkit.model.config import NUMERICS, InputSpec
-from vitkit.model.positions import resize
+from vitkit.model.parts.positions import resize
 
 
 @pytest.fixture

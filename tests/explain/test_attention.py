@@ -21,7 +21,7 @@ from vitkit.explain.attention import (
     distances,
     gradient_rollout,
     rollout,
-    written_out,
+    with_attention,
 )
 from vitkit.explain.common import reader, unwrap
 
@@ -63,9 +63,9 @@ def test_rollout_is_the_product_in_float64(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_written_out_is_forward(kind: str) -> None:
+def test_logits_beside_the_attention_are_the_models(kind: str) -> None:
     model, x = tiny(kind)
-    logits, seen = written_out(model, model.embed(x))
+    logits, seen = with_attention(model, model.embed(x))
     torch.testing.assert_close(logits, model(x), atol=2e-5, rtol=1e-4)
     assert len(seen) == model.config.num_hidden_layers
 
@@ -79,7 +79,7 @@ def test_gradient_rollout_against_finite_differences(kind: str, target: int | No
     model, x = model.double(), x[:1].double()
     with torch.no_grad():
         z0 = model.embed(x)
-        logits, seen = written_out(model, z0)
+        logits, seen = with_attention(model, z0)
     label = int(logits.argmax()) if target is None else target
     T = seen[0].shape[-1]
     R = torch.eye(T, dtype=torch.float64)

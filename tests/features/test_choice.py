@@ -79,12 +79,3 @@ def test_the_short_way_through_the_last_block_is_exact(changes) -> None:
     x = torch.randn(2, 3, *model.config.image_hw, dtype=torch.float64)
     short = choose("cls", model.config).of(model, x)
     assert torch.allclose(short, model.tokens(x)[:, 0], rtol=1e-12, atol=1e-12)
-
-
-@torch.no_grad()
-def test_blocks_of_another_kind_take_the_whole_way() -> None:
-    model = tiny()
-    expected = model.features(X)
-    model.blocks[-1] = torch.nn.Sequential(model.blocks[-1])
-    model.blocks[-1].forward = lambda z, mask=None: model.blocks[-1][0](z, mask)
-    assert torch.equal(choose("cls", model.config).of(model, X), expected)

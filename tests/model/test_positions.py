@@ -10,7 +10,7 @@ from torch import nn
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import UnknownName
 from vitkit.model.config import PositionRule
-from vitkit.model.positions import RULES, resize
+from vitkit.model.parts.positions import RULES, resize
 
 
 def test_every_rule_of_the_config_exists() -> None:

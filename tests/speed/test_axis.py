@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.model.positions import RULES, resize
+from vitkit.model.parts.positions import RULES, resize
 from vitkit.speed.axis import AXES, resized
 
 

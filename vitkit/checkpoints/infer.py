@@ -140,7 +140,7 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
         wanted: what the model shall be.
         notes: takes a sentence for each change.
     """
-    from vitkit.model.positions import resize
+    from vitkit.model.parts.positions import resize
 
     if own.grid != wanted.grid:
         state["positions.table"] = resize(state["positions.table"], own.grid, wanted.grid, wanted.position_resize)

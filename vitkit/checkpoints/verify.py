@@ -25,7 +25,7 @@ from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.errors import CannotExpress
 from vitkit.model.checks import pair
 from vitkit.model.config import ViTConfig
-from vitkit.model.positions import RULES
+from vitkit.model.parts.positions import RULES
 from vitkit.model.vit import ViT
 
 BAR = 5e-6  # of the largest logit: what float32 leaves between two orders of summation

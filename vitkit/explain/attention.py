@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from vitkit.types import Array
 def attentions(vit: ViT, x: Tensor, query: Tensor | None = None) -> Iterator[Tensor]:
     """Yield A of Eq. 6 of one layer after another, [B, heads of the layer, T or queries, T]."""
     for block, z in zip(vit.blocks, vit.states(x), strict=False):  # the last state is not needed
-        yield block.msa.attention(block.norm1(z), block.msa.heads, query)
+        yield block.attention(z, rows=query)
 
 
 @torch.no_grad()
@@ -74,25 +75,14 @@ def rollout(model: nn.Module, pixels: Tensor) -> Array:
     return to_array(R[:, rows].mean(1))
 
 
-def written_out(vit: ViT, z: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits of z_0 [B, T, D], and every A on the way: the same sums as `forward`, with A v written out.
-
-    The fused kernel never forms A, so no gradient could reach it there.
-    """
-    seen = []
+def with_attention(vit: ViT, z: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Logits of z_0 [B, T, D], and A of every layer, attached to the autograd graph."""
+    attentions: list[Tensor] = []
     for block in vit.blocks:
-        q, k, v = block.msa.project(block.norm1(z))  # Eq. 5
-        A = (q @ k.mT / block.msa.head_size**0.5).softmax(-1)  # Eq. 6
-        seen.append(A)
-        z = block.residual1(block.msa.out((A @ v).transpose(1, 2).flatten(2))) + z  # Eqs. 7, 8, 2
-        z = block.residual2(block.mlp(block.norm2(z))) + z  # Eq. 3
-    c = vit.config
-    if c.pool == "cls":
-        y = vit.norm(z[:, 0])  # Eq. 4
-    else:
-        z = z[:, c.num_prefix_tokens :]
-        y = vit.norm(z.mean(1)) if c.norm_after_pool else vit.norm(z).mean(1)
-    return vit.head(torch.tanh(vit.pre_logits(y)) if vit.pre_logits is not None else y), seen
+        seen: dict[str, Any] = {"A": None}
+        z = block(z, seen=seen)
+        attentions.append(seen["A"])
+    return vit.classify(vit.read(z)), attentions
 
 
 def gradient_rollout(model: nn.Module, pixels: Tensor, target: int | None = None) -> Array:
@@ -113,7 +103,7 @@ def gradient_rollout(model: nn.Module, pixels: Tensor, target: int | None = None
         needs_head(vit, "Gradient-weighted rollout")
         rows, _ = reader(vit)
         z = vit.embed(x.clone() if x.is_inference() else x).detach().requires_grad_()
-        logits, seen = written_out(vit, z)
+        logits, seen = with_attention(vit, z)
         chosen = logits.gather(1, targets_of(logits, target)[:, None]).sum()
         R: Tensor | None = None
         for A, gradient in zip(seen, torch.autograd.grad(chosen, seen), strict=True):

@@ -10,32 +10,20 @@ layers:-2,-1   the class tokens after these blocks (counted from 0, or from the 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import ConfigError, pick
 from vitkit.model.checks import indices
 from vitkit.model.config import ViTConfig
-from vitkit.model.vit import MSA, Block, ViT
+from vitkit.model.vit import ViT
 
 
 def _cls(model: ViT, x: Tensor) -> Tensor:
-    """The other tokens of the last block lead nowhere: only the class token goes through it (Eqs. 2-8, unchanged)."""
-    block = model.blocks[-1]
-    if type(block) is not Block or type(block.msa) is not MSA:  # one that was made faster in another way
-        return model.norm(model.encode(x)[:, 0])
-    z = deque(islice(model.states(x), len(model.blocks)), maxlen=1)[0]  # z_{L-1}   [B, T, D]
-    q, k, v = block.msa.project(block.norm1(z))
-    sa = F.scaled_dot_product_attention(q[:, :, :1], k, v)  # [B, h, 1, d]
-    y = block.residual1(block.msa.out(sa.transpose(1, 2).flatten(2))) + z[:, :1]  # Eq. 2
-    y = block.residual2(block.mlp(block.norm2(y))) + y  # Eq. 3
-    return model.norm(y[:, 0])  # Eq. 4
+    return model.norm(model.encode(x, rows=slice(0, 1))[:, 0])  # the last block computes no other token
 
 
 def _mean(model: ViT, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A photo through Eqs. 1-4, one step at a time: what `vitkit demo` shows until a model has been trained."""
+"""A photo through Eqs. 1-4, one step at a time."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from vitkit.data.samples import sample_photo
 from vitkit.explain import draw
 from vitkit.explain.patches import cut
 from vitkit.model.create import create
+from vitkit.model.vit import ViT
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the walk: the equation, what it does, the shape that comes out."""
+    """One step of the walk: the equation, what it does, and the tensor that comes out."""
 
     equation: str
     words: str
-    shape: tuple[int, ...]
+    value: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return tuple(self.value.shape)
 
 
 def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
-    """One of scikit-learn's two photos (`china`, `flower`), its centre cut square and resized to (height, width)."""
+    """The centre square of a sample photo (`china`, `flower`), resized to (height, width)."""
     photo = sample_photo(name)
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
@@ -38,8 +46,8 @@ def walk(variant: str, out: Path, seed: int = 42) -> Iterator[Step | Path]:
 
     Args:
         variant: a row of VARIANTS.
-        out: folder of the picture.
-        seed: of the random weights.
+        out: folder for the picture.
+        seed: seed of the random weights (default: 42).
     """
     torch.manual_seed(seed)
     model = create(variant).eval()
@@ -48,26 +56,35 @@ def walk(variant: str, out: Path, seed: int = 42) -> Iterator[Step | Path]:
     parts = cut(photo, c.patch_size)
     yield draw.patches(photo, parts, out / "patches.png", f"What {variant} is fed: a sequence of patches")
     x = (torch.from_numpy(photo.copy()).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5  # [1, C, H, W]
-    yield Step("", "the photo, as pixels between -1 and 1", tuple(x.shape))
+    yield from steps(model, x)
+
+
+@torch.no_grad()
+def steps(model: ViT, x: Tensor) -> Iterator[Step]:
+    """Yield every step of Eqs. 1-4 for one image, with its tensor; the last one is the model's own answer.
+
+    Args:
+        model: a ViT in eval mode.
+        x: pixels [1, C, H, W], normalised as the model's InputSpec says.
+    """
+    c, L = model.config, model.config.num_hidden_layers
+    yield Step("", "the photo, as normalised pixels", x)
+    flat = F.unfold(x, c.patch_size, stride=c.patch_size).mT  # [1, N, C P P]
     yield Step(
-        "",
-        f"cut into {c.grid[0]} x {c.grid[1]} patches, each flattened",
-        (1, c.num_patches, c.patch_size**2 * c.num_channels),
+        "", f"cut into {x.shape[2] // c.patch_size} x {x.shape[3] // c.patch_size} patches, each flattened", flat
     )
-    with torch.no_grad():
-        z, _ = model.patch_embedding(x)
-        yield Step("Eq. 1", "x_p E: every patch projected to the model's width", tuple(z.shape))
-        z = model.embed(x)
-        yield Step("Eq. 1", "z_0: class token in front, positions added", tuple(z.shape))
-        A = model.attention(x, layers=0)[0]
-        yield Step("Eq. 6", "A: who looks at whom in the first block, per head", tuple(A.shape))
-        for layer, block in enumerate(model.blocks, start=1):
-            z = block.msa(block.norm1(z)) + z
-            if layer == 1:
-                yield Step("Eq. 2", "z'_1 = MSA(LN(z_0)) + z_0", tuple(z.shape))
-            z = block.mlp(block.norm2(z)) + z
-            if layer in (1, c.num_hidden_layers):
-                yield Step("Eq. 3", f"z_{layer} = MLP(LN(z'_{layer})) + z'_{layer}", tuple(z.shape))
-        y = model.norm(z[:, 0])
-        yield Step("Eq. 4", f"y = LN(z_{c.num_hidden_layers}^0): the class token sums the photo up", tuple(y.shape))
-        yield Step("", "logits: one number a class", tuple(model.head(y).shape))
+    yield Step("Eq. 1", "x_p E: every patch projected to the model's width", model.patch_embedding(x)[0])
+    z = model.embed(x)
+    yield Step("Eq. 1", "z_0: the class token in front, positions added", z)
+    yield Step("Eq. 6", "A: what each token of the first block looks at, per head", model.blocks[0].attention(z))
+    for layer, block in enumerate(model.blocks, start=1):
+        z = block.attend(z)
+        if layer == 1:
+            yield Step("Eq. 2", "z'_1 = MSA(LN(z_0)) + z_0", z)
+        z = block.feed_forward(z)
+        if layer in (1, L):
+            yield Step("Eq. 3", f"z_{layer} = MLP(LN(z'_{layer})) + z'_{layer}", z)
+    y = model.read(z)
+    what = "the class token" if c.pool == "cls" else "the mean of the patches"
+    yield Step("Eq. 4", f"y = LN(z_{L}^0): {what} sums up the photo", y)
+    yield Step("", "logits: one number per class", model.classify(y))

@@ -1,4 +1,4 @@
-"""How large a model is and what one image costs, from its configuration alone: no model is built."""
+"""Count parameters and operations from a configuration alone, without building the model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from vitkit.model.config import ViTConfig
 
 
 def parameters(c: ViTConfig) -> int:
-    """How many numbers the model holds.
-
-    Args:
-        c: the architecture.
-    """
+    """Count the parameters of a model."""
     D, M, K, PPC = c.hidden_size, c.intermediate_size, c.num_classes, c.patch_size ** 2 * c.num_channels
     widths = [len(c.heads_of(layer)) * c.head_size for layer in range(c.num_hidden_layers)]
     embedding = PPC * D + D + D * c.num_prefix_tokens + D * (c.class_token + c.num_patches)        # E, tokens, E_pos
@@ -21,10 +17,10 @@ def parameters(c: ViTConfig) -> int:
 
 
 def flops(c: ViTConfig) -> int:
-    """Floating-point operations of one image: two for each multiply-add of a matrix product.
+    """Count the floating-point operations per image: two per multiply-add of a matrix product.
 
-    Args:
-        c: the architecture.
+    All tokens of all blocks count, as the field counts. The model itself does less: with class-token pooling its last
+    block computes one token.
     """
     D, M, N, T = c.hidden_size, c.intermediate_size, c.num_patches, c.num_prefix_tokens + c.num_patches
     widths = [len(c.heads_of(layer)) * c.head_size for layer in range(c.num_hidden_layers)]

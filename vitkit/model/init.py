@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitkit.model.positions import PositionEmbedding
+from vitkit.model.parts.positions import PositionEmbedding
 
 
 def lecun_normal_(weight: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Resizing E_pos by plain arithmetic: the matrix of one axis for a size that is known only when the graph runs.
 
-`model.positions.RULES` uses torch's own filters, which other runtimes implement differently (antialiasing, the cubic
+`model.parts.positions.RULES` uses torch's own filters, which other runtimes implement differently (antialiasing, the cubic
 coefficient, borders). Here the same matrices are built from comparisons and products, on which all runtimes agree.
 
 Legend: n old and m new cells of an axis; i [m] the new cells; s [m, 1] where a new cell samples, in units of old cells.
@@ -95,7 +95,7 @@ def equal(n: int, i: Tensor) -> Tensor:
     return hat(i[:, None] - torch.arange(n, dtype=i.dtype))
 
 
-AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the same rows as model.positions.RULES
+AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the same rows as model.parts.positions.RULES
     "google": linear(corners),
     "timm-npz": linear(centres),
     "timm": antialiased,
@@ -106,7 +106,7 @@ AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the same rows as model.p
 
 
 def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str) -> Tensor:
-    """Resize as `model.positions.resize` does, for sizes that are known only when the graph runs.
+    """Resize as `model.parts.positions.resize` does, for sizes that are known only when the graph runs.
 
     Args:
         table: [1, rows, D]; rows before those of the patches stay unchanged.

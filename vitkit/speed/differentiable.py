@@ -200,7 +200,7 @@ class Parts(torch.autograd.Function):
             u: [M, D].
             weight: [count h d, D].
             bias: [count h d].
-            count: 2 (k, v) or 3 (q, k, v).
+            count: 1 (q), 2 (k, v) or 3 (q, k, v).
             small: u in fp8, to run the products in fp8; None for u's own type.
             scale: [M], scales of `small`.
         """
@@ -221,7 +221,7 @@ class Parts(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            a, b, c = ([part.contiguous() for part in gradients] * 2)[:3]
+            a, b, c = ([part.contiguous() for part in gradients] * 3)[:3]
             rows, block = 256, min(256, triton.next_power_of_2(N))
             dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
             sums = torch.empty(chunks, count * N, device=u.device)

@@ -1,15 +1,16 @@
-"""The same model with as few passes over memory as the libraries' kernels allow, for inference.
+"""The same model for inference, with as few passes over memory as the kernels allow. `Products` say how its matrix
+products run: here in the type of the weights, in fp8.py with 8 bits.
 
 What changes, and why the answers do not (beyond rounding):
   - The residual is added by the matrix product that makes the branch (C = A B + C). Its bias cannot be added there too,
-    so biases stay out of the residual stream and the LayerNorm that reads it adds their running sum, `shift`.
+    so biases stay out of the residual stream, and the LayerNorm that reads it adds their running sum, `shift`.
   - Layer scale is folded into the rows of the matrix before it.
   - E of Eq. 1 is one matrix product over flattened patches; class token, registers and positions are one table.
   - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding).
   - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
   - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand.
   - Small batches on CUDA are one graph launch instead of a hundred kernel launches. Their longest product, the MLP's
-    second, may be cut along its length into parts that run side by side; the LayerNorm that reads next adds them up.
+    second, may be split along its length into parts that run side by side; the LayerNorm that reads next adds them up.
 
 Legend: B images, T tokens, M = B T, D width, h heads, d = D / h.
 """
@@ -33,14 +34,15 @@ from vitkit.model.vit import ViT
 from vitkit.speed.cuda_graphs import capture, warm_up
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
 
-SMALL = 4096        # tokens in a batch up to which launching kernels takes longer than running them
+SMALL = 4096        # tokens per batch up to which launching kernels takes longer than running them
 FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
 Attention = Callable[[Tensor, int, int, int], Tensor]       # qkv [M, 3 h d], heads, B, T -> [M, h d]
+Normed = tuple[Tensor, Tensor | None]                       # LN(z) as a product reads it, and the scales of its rows
 
 
 @dataclass
 class Layer:
-    """The matrices of one block, in the shapes in which they are used."""
+    """The weights of one block, in the shapes in which they are used."""
 
     shift1: Tensor
     norm1: tuple[Tensor, Tensor]
@@ -53,12 +55,53 @@ class Layer:
     heads: int
 
 
+class Products:
+    """The matrix products of one block in the type of its weights.
+
+    Args:
+        layer: the block's weights.
+        tanh: whether its GELU is the tanh form.
+        splits: rows of an MLP's second product -> how many parts it is split into, filled by timing; None never splits.
+    """
+
+    def __init__(self, layer: Layer, tanh: bool, splits: dict[int, int] | None) -> None:
+        self.layer, self.approximate, self.splits = layer, "tanh" if tanh else "none", splits
+
+    def scales(self, z: Tensor) -> Tensor | None:
+        """Where the LayerNorm puts the scales of its rows; None if a product reads no scales."""
+        return None
+
+    def qkv(self, u: Normed, first: int = 0) -> Tensor:
+        """Eq. 5, [M, 3 h d], or only its columns from `first` on."""
+        W, b = self.layer.qkv
+        return torch.addmm(b[first:], u[0], W[:, first:])
+
+    def hidden(self, u: Normed) -> Tensor:
+        """GELU(u W_1 + b_1)."""
+        (W, b), x = self.layer.fc1, u[0]
+        if x.is_cuda and x.dtype != torch.float32:
+            return torch._addmm_activation(b, x, W, use_gelu=True)
+        return F.gelu(torch.addmm(b, x, W), approximate=self.approximate)
+
+    def add(self, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z + h W_2; or z, and the parts [S M, D] that are still to be added to it."""
+        (M, K), W, splits = h.shape, self.layer.fc2, self.splits
+        if splits is None or M > FEW:
+            return z.addmm_(h, W), None
+        if M not in splits:
+            other = z.clone()
+            ways: dict[int, Callable[[], object]] = {1: lambda: other.addmm_(h, W)}
+            ways |= {S: partial(parts, h, W, S) for S in (2, 4) if K % (8 * S) == 0}
+            splits[M] = min(ways, key=lambda S: _time(ways[S]))
+        return (z, parts(h, W, splits[M])) if splits[M] > 1 else (z.addmm_(h, W), None)
+
+
 class Fused:
     """A ViT ready to run fused.
 
     Args:
-        model: any ViT; its device and image size are kept, other sizes take the plain path of its positions.
-        dtype: type of weights and activations; bf16 on CUDA and the model's own elsewhere when not given.
+        model: any ViT; its device and image size are kept, other sizes resize its positions as it does.
+        dtype: type of weights and activations (default: bf16 on CUDA, elsewhere the model's own).
         graphs: whether small batches on CUDA are captured as graphs.
         share: whether weights that need no change stay the model's own, which saves their memory. Otherwise all are
             copied, and later changes of the model do not reach the engine.
@@ -73,7 +116,6 @@ class Fused:
         self.dtype = dtype or (torch.bfloat16 if weight.is_cuda else weight.dtype)
         self.tables: dict[tuple[int, int], Tensor] = {}
         self.kernels: dict[tuple[int, ...], Attention] = {}
-        self.cuts: dict[int, int] = {}
         self.captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         with torch.no_grad():
             self.E = self.cast(weight.flatten(1).mT)                                      # [C P P, D]
@@ -92,6 +134,9 @@ class Fused:
                     fc1=(self.cast(mlp.fc1.weight.mT), self.cast(mlp.fc1.bias)),
                     fc2=self.cast(scaled(mlp.fc2.weight.mT, scales[1])), heads=len(msa.heads)))
                 shift = shift + scaled(mlp.fc2.bias.float(), scales[1])
+            splits: dict[int, int] | None = {} if self.graphs else None
+            self.plain = [Products(layer, c.hidden_act == "gelu_tanh", splits) for layer in self.layers]
+            self.products: list[Products] = self.plain
             self.shift, self.last_norm = shift, self.norm(model.norm)
             head = torch.nn.Sequential() if not c.num_classes else model.head
             self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), head)
@@ -102,7 +147,7 @@ class Fused:
         return t.detach().to(self.dtype, copy=not self.share)
 
     def norm(self, module: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a LayerNorm, in fp32: they are read once a row and cost nothing."""
+        """Weight and bias of a LayerNorm, in fp32: they are read once per row and cost nothing."""
         return module.weight.detach().float().clone(), module.bias.detach().float().clone()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,7 +161,7 @@ class Fused:
             return self.replay(x, grid) if self.graphs and tokens <= SMALL else self.run(x, grid)
 
     def replay(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Run by a captured graph, captured the first time a shape comes."""
+        """Run a captured graph; a new shape is captured first."""
         key = tuple(x.shape)
         if key not in self.captured:
             still = x.clone()
@@ -146,50 +191,32 @@ class Fused:
         flat = flat_patches(x, self.config.patch_size, self.config.num_prefix_tokens, x.dtype)
         z = flat @ self.E                                                                 # Eq. 1   [M, D]
         pending: Tensor | None = table
-        for i, layer in enumerate(self.layers):
-            z, pending = self.block(z, pending, layer, i, B, len(table))
+        for i in range(len(self.layers)):
+            z, pending = self.block(z, pending, i, B, len(table))
         return self.finish(z, pending, B)
 
-    def block(self, z: Tensor, pending: Tensor | None, layer: Layer, i: int, B: int,
-              T: int) -> tuple[Tensor, Tensor | None]:
-        """Eqs. 2 and 3 of block i: z [M, D] (the last one's may be [B, D]), and what is still to be added to it."""
-        u = self.read(z, pending, layer.shift1, layer.norm1)
-        width = layer.qkv[0].shape[1] // 3
-        if self.ends_in_class_token(i):
-            kv = torch.addmm(layer.qkv[1][width:], u, layer.qkv[0][:, width:])            # Eq. 5 of keys and values
-            return self.class_block(z, u.view(B, T, -1)[:, 0], kv, layer, B, T), None
-        z.addmm_(self.attention(torch.addmm(layer.qkv[1], u, layer.qkv[0]), layer, B, T), layer.out)  # Eqs. 5-8, 2
-        u = self.read(z, None, layer.shift2, layer.norm2)
-        return self.add(z, self.hidden(u, layer), layer.fc2)                              # Eq. 3
-
-    def add(self, z: Tensor, h: Tensor, W: Tensor) -> tuple[Tensor, Tensor | None]:
-        """z + h W, or z and the parts [S M, D] that are still to be added to it."""
-        M, K = h.shape
-        if not self.graphs or M > FEW:
-            return z.addmm_(h, W), None
-        if M not in self.cuts:
-            other = z.clone()
-            ways: dict[int, Callable[[], object]] = {1: lambda: other.addmm_(h, W)}
-            ways |= {S: partial(parts, h, W, S) for S in (2, 4) if K % (8 * S) == 0}
-            self.cuts[M] = min(ways, key=lambda S: _time(ways[S]))
-        return (z, parts(h, W, self.cuts[M])) if self.cuts[M] > 1 else (z.addmm_(h, W), None)
+    def block(self, z: Tensor, pending: Tensor | None, i: int, B: int, T: int) -> tuple[Tensor, Tensor | None]:
+        """Eqs. 2 and 3 of block i: z [M, D], and what is still to be added to it. The last block's may be [B, D]."""
+        layer, by = self.layers[i], self.products[i]
+        u = self.read(z, pending, layer.shift1, layer.norm1, by)
+        if self.config.pool == "cls" and i == len(self.layers) - 1:     # only the class token is read
+            width = layer.out.shape[0]
+            k, v = by.qkv(u, width).view(B, T, 2, layer.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)   # 2 x [B, h, T, d]
+            by, z = self.plain[i], z.view(B, T, -1)[:, 0].contiguous()                    # [B, D]
+            own = u[0].view(B, T, -1)[:, 0] if u[1] is None else self.read(z, None, layer.shift1, layer.norm1)[0]
+            q = torch.addmm(layer.qkv[1][:width], own, layer.qkv[0][:, :width]).view(B, 1, layer.heads, -1)
+            sa = F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2).reshape(B, -1)
+        else:
+            sa = self.attention(by.qkv(u), layer, B, T)                                   # Eqs. 5-7
+        z.addmm_(sa, layer.out)                                                           # Eqs. 8, 2
+        return by.add(z, by.hidden(self.read(z, None, layer.shift2, layer.norm2, by)))    # Eq. 3
 
     def read(self, z: Tensor, pending: Tensor | None, shift: Tensor, norm: tuple[Tensor, Tensor],
-             scale: float | Tensor | None = None) -> Tensor:
-        """LN(z), what is pending being added to z on the way."""
+             by: Products | None = None) -> Normed:
+        """LN(z) in the form that products read; what is pending is added to z on the way."""
+        scales = None if by is None else by.scales(z)
         total = None if pending is None else z
-        return add_norm(z, pending, shift, *norm, self.config.layer_norm_eps, total=total, scale=scale)
-
-    def ends_in_class_token(self, i: int) -> bool:
-        """Whether only the class token of block i is read."""
-        return self.config.pool == "cls" and i == len(self.layers) - 1
-
-    def hidden(self, u: Tensor, layer: Layer) -> Tensor:
-        """GELU(u W_1 + b_1)."""
-        if u.is_cuda and u.dtype != torch.float32:
-            return torch._addmm_activation(layer.fc1[1], u, layer.fc1[0], use_gelu=True)
-        approximate = "tanh" if self.config.hidden_act == "gelu_tanh" else "none"
-        return F.gelu(torch.addmm(layer.fc1[1], u, layer.fc1[0]), approximate=approximate)
+        return add_norm(z, pending, shift, *norm, self.config.layer_norm_eps, total=total, scale=scales), scales
 
     def attention(self, qkv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
         """Eqs. 6 and 7: [M, 3 h d] -> [M, h d]."""
@@ -198,35 +225,16 @@ class Fused:
             self.kernels[key] = fastest(qkv, *key)
         return self.kernels[key](qkv, layer.heads, B, T)
 
-    def class_block(self, z: Tensor, own: Tensor, kv: Tensor, layer: Layer, B: int, T: int) -> Tensor:
-        """Eqs. 5-8, 2 and 3 for the class token alone: [B, D].
-
-        Args:
-            z: [M, D].
-            own: [B, D], the class token's LN(z).
-            kv: [M, 2 h d], keys and values of all tokens.
-            layer: the block's matrices.
-            B: images.
-            T: tokens.
-        """
-        width = layer.qkv[0].shape[1] // 3
-        q = torch.addmm(layer.qkv[1][:width], own, layer.qkv[0][:, :width]).view(B, 1, layer.heads, -1).transpose(1, 2)
-        k, v = kv.view(B, T, 2, layer.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)         # 2 x [B, h, T, d]
-        sa = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, -1)
-        z = z.view(B, T, -1)[:, 0].contiguous().addmm_(sa, layer.out)
-        return z.addmm_(self.hidden(self.read(z, None, layer.shift2, layer.norm2), layer), layer.fc2)
-
     def finish(self, z: Tensor, pending: Tensor | None, B: int) -> Tensor:
         """Eq. 4 and the head: [B or M, D] -> [B, K]."""
         c = self.config
-        if c.pool == "cls":
-            return self.tail(self.read(z, pending, self.shift, self.last_norm)).float()
         if c.norm_after_pool:
             z = z if pending is None else z + pending.view(-1, *z.shape).sum(0).to(z.dtype)
-            z = z.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
-            return self.tail(self.read(z.float().mean(1).to(z.dtype), None, self.shift, self.last_norm)).float()
-        y = self.read(z, pending, self.shift, self.last_norm).view(B, -1, z.shape[1])[:, c.num_prefix_tokens:]
-        return self.tail(y.float().mean(1).to(z.dtype)).float()
+            z, pending = z.view(B, -1, z.shape[1])[:, c.num_prefix_tokens:].float().mean(1).to(z.dtype), None
+        y, _ = self.read(z, pending, self.shift, self.last_norm)
+        if c.pool == "mean" and not c.norm_after_pool:
+            y = y.view(B, -1, y.shape[1])[:, c.num_prefix_tokens:].float().mean(1).to(y.dtype)
+        return self.tail(y).float()
 
 
 def scaled(t: Tensor, by: Tensor | None) -> Tensor:

@@ -1,12 +1,8 @@
-"""A model's own forward for training, with the work left out whose result nobody reads.
+"""The model's forward for training on CUDA in bf16, by the fused parts of differentiable.py.
 
-  - With class-token pooling the loss sees one token of the last block, so that block's queries, U_msa and MLP are
-    computed for that token alone, forward and backward.
-  - E of Eq. 1 is a matrix product over flattened patches: convolution libraries take the long way round, and back.
-  - On CUDA under bf16 autocast, `TrainingForward` runs by the fused parts of differentiable.py where these apply: no
-    dropout, no layer scale. The residual stream is bf16 there too.
-
-The parameters are the model's own, and the logits are the same numbers up to rounding.
+They apply where there is no dropout and no layer scale; the residual stream is then bf16 too. Elsewhere
+`TrainingForward` runs the model itself. The parameters are the model's own, and the logits are the same numbers up to
+rounding.
 
 Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D width, h heads, d = D / h.
 """
@@ -23,40 +19,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
 from vitkit.model.inputs import validate_and_pad
-from vitkit.model.vit import Block, ViT
+from vitkit.model.parts.layers import Residual, drop_path
+from vitkit.model.vit import ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.kernels import flat_patches
 
 # Kernels of attention in the order in which they are tried; on Hopper the first is the fastest, back and forth.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def class_block(block: Block, z: Tensor, u: Tensor) -> Tensor:
-    """The class token after a block: [B, T, D], and its LN(z) -> [B, 1, D]."""
-    msa = block.msa
-    width, weight, bias = len(msa.heads) * msa.head_size, msa.qkv.weight, msa.qkv.bias
-    kv = F.linear(u, weight[width:], None if bias is None else bias[width:])              # Eq. 5 of all tokens
-    return class_token(block, z, u, *kv.chunk(2, dim=-1))
-
-
-def class_token(block: Block, z: Tensor, u: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The class token after a block: z, LN(z), k and v, all [B, T, D or h d] -> [B, 1, D]."""
-    msa = block.msa
-    B, width, weight, bias = len(k), k.shape[2], msa.qkv.weight, msa.qkv.bias
-    q = F.linear(u[:, :1], weight[:width], None if bias is None else bias[:width])        # Eq. 5 of one token
-    q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in (q, k, v))
-    sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
-    z = block.residual1(msa.dropout(msa.out(sa.transpose(1, 2).flatten(2)))) + z[:, :1]   # Eq. 2
-    return block.residual2(block.mlp(block.norm2(z))) + z                                 # Eq. 3
-
-
-def patch_product(model: ViT, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """What the model's patch embedding gives, by one matrix product: [B, C, H, W] -> [B, N, D], and the grid."""
-    x, P, projection = validate_and_pad(x, model.config), model.config.patch_size, model.patch_embedding.projection
-    B, C, rows, columns = len(x), x.shape[1], x.shape[2] // P, x.shape[3] // P
-    flat = x.view(B, C, rows, P, columns, P).permute(0, 2, 4, 1, 3, 5).reshape(B, rows * columns, C * P * P)
-    return F.linear(flat, projection.weight.flatten(1), projection.bias), (rows, columns)
 
 
 def fusible(model: ViT, x: Tensor) -> bool:
@@ -129,55 +99,44 @@ def fused_blocks(model: ViT, z: Tensor, fp8: bool = False) -> Tensor:
     branch = bias = keep = None
 
     def read(norm: nn.LayerNorm, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """z with the latest branch added, its LayerNorm, and that in fp8 with its scales where it is wanted."""
+        """z with the latest branch added, its LayerNorm, and that in fp8 with its scales if `fp8`."""
         total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
                                                         fp8)
         return total, u, small
 
-    for i, block in enumerate(model.blocks):
+    def chance(residual: Residual) -> Tensor | None:
+        """[B], what stochastic depth multiplies a branch with; None if it does nothing."""
+        return drop_path(B, residual.rate, z.device) if residual.training and residual.rate > 0 else None
+
+    for block in model.blocks:
         msa, mlp = block.msa, block.mlp
         stream, u, small = read(block.norm1, fp8)
-        if c.pool == "cls" and i == len(model.blocks) - 1:
-            width, of_kv = len(msa.heads) * msa.head_size, msa.qkv.bias
-            kv = differentiable.Parts.apply(u, msa.qkv.weight[width:], None if of_kv is None else of_kv[width:], 2,
-                                           *small)
-            whole = (part.view(B, T, -1) for part in (stream, u, *kv))
-            return model.norm(class_token(block, *whole)[:, 0])                                    # Eq. 4
-        qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small)               # Eq. 5
-        q, k, v = (part.view(B, T, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
+        if c.pool == "cls" and block is model.blocks[-1]:     # one token is read: queries, U_msa and MLP of it alone
+            width, W, b = msa.out.in_features, msa.qkv.weight, msa.qkv.bias
+            kv = differentiable.Parts.apply(u, W[width:], None if b is None else b[width:], 2, *small)
+            own = u.view(B, T, D)[:, 0].contiguous()
+            q = differentiable.Parts.apply(own, W[:width], None if b is None else b[:width], 1)
+            qkv, stream, fp8 = (*q, *kv), stream.view(B, T, D)[:, 0].contiguous(), False
+        else:
+            qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small)           # Eq. 5
+        q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
-        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(B * T, -1), msa.out.weight)   # Eqs. 6-8
-        bias, keep = msa.out.bias, block.residual1.keep(B, z.device)
-        stream, u, small = read(block.norm2, fp8)                                                # Eq. 2
+        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(stream), -1), msa.out.weight)   # Eqs. 6-8
+        bias, keep = msa.out.bias, chance(block.residual1)
+        stream, u, small = read(block.norm2, fp8)                                                  # Eq. 2
         branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh",
                                           *small)
-        bias, keep = mlp.fc2.bias, block.residual2.keep(B, z.device)                               # Eq. 3, by `read`
+        bias, keep = mlp.fc2.bias, chance(block.residual2)                                         # Eq. 3, by `read`
     stream, u, _ = read(model.norm)
+    if c.pool == "cls":
+        return u                                                                                   # Eq. 4
     tokens = (stream if c.norm_after_pool else u).view(B, T, D)[:, c.num_prefix_tokens:]
     return model.norm(tokens.mean(1)) if c.norm_after_pool else tokens.mean(1)
 
 
-def training_forward(model: ViT, x: Tensor) -> Tensor:
-    """Logits [B, K] of pixels [B, C, H, W], with gradients to the model's parameters.
-
-    Args:
-        model: a ViT.
-        x: pixels.
-    """
-    if model.gradient_checkpointing:
-        return model(x)
-    if model.config.pool != "cls":
-        return model(x)
-    z = model.join(*patch_product(model, x))                                              # Eq. 1
-    for block in model.blocks[:-1]:
-        z = block(z)
-    last = model.blocks[-1]
-    return model.classify(model.norm(class_block(last, z, last.norm1(z))[:, 0]))          # Eq. 4
-
-
 class TrainingForward(nn.Module):
-    """`training_forward` as a module around a model, for what wants a module (DDP, torch.compile).
+    """A model's forward in training, as a module around the model.
 
     Args:
         model: a ViT; its parameters are the only ones.
@@ -195,7 +154,7 @@ class TrainingForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
         if self.model.gradient_checkpointing or not fusible(self.model, x):
-            return training_forward(self.model, x)
+            return self.model(x)
         return self.fused(x)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
