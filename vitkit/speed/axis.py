@@ -1,7 +1,7 @@
 """Resizing E_pos by plain arithmetic: the matrix of one axis for a size that is known only when the graph runs.
 
-`model.parts.positions.RULES` uses torch's own filters, which other runtimes implement differently (antialiasing, the cubic
-coefficient, borders). Here the same matrices are built from comparisons and products, on which all runtimes agree.
+`model.parts.positions.RULES` uses torch's own filters, which other runtimes implement differently (antialiasing, the
+cubic coefficient, borders). The same matrices are built from comparisons and products, on which all runtimes agree.
 
 Legend: n old and m new cells of an axis; i [m] the new cells; s [m, 1] where a new cell samples, in units of old cells.
 """
