@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from vitkit import ViTConfig
+from vitkit.cli import app
 from vitkit.errors import InputError
-from vitkit.explain.describe import describe
+from vitkit.explain.describe import Row, describe
 from vitkit.explain.diagram import DIAGRAMS
 from vitkit.explain.patches import cut
 from vitkit.model.config import VARIANTS
@@ -27,6 +30,7 @@ ODD = ViTConfig(
     num_register_tokens=2,
     pre_logits=True,
 )
+REGISTERS = dataclasses.replace(ODD, pool="mean", class_token=False, layer_scale=0.1, num_classes=7)
 
 
 def test_rows_follow_an_image() -> None:
@@ -37,8 +41,36 @@ def test_rows_follow_an_image() -> None:
     assert rows["head"].input == (2, 768)
     names = list(rows)
     assert names.index("blocks.0.msa") < names.index("blocks.0.norm2") < names.index("blocks.1")
-    leaves = [row for row in rows.values() if not any(name.startswith(row.name + ".") for name in names) and row.name]
-    assert sum(row.parameters for row in leaves) + 768 == rows[""].parameters  # and the class token
+
+
+def adds_up(rows: list[Row], depth: int) -> int:
+    """Sum the rows that `--depth` shows and that have nothing shown inside them."""
+    shown = [row for row in rows if row.depth <= depth]
+    around = {row.name.rpartition(".")[0] for row in shown if row.name}
+    return sum(row.parameters for row in shown if row.name not in around)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "odd", "registers"])
+def test_rows_add_up_at_every_depth(name: str) -> None:
+    config = {"odd": ODD, "registers": REGISTERS}.get(name) or VARIANTS[name]
+    rows = describe(config)
+    total = parameters(config)
+    assert [adds_up(rows, depth) for depth in range(6)] == [total] * 6
+    names = {row.name: row for row in rows}
+    assert len(names) == len(rows)
+    assert ("class_token" in names) == config.class_token
+    assert names["positions"].parameters == (config.class_token + config.num_patches) * config.hidden_size
+    for row in rows:
+        inside = [other.parameters for other in rows if other.name and other.name.rpartition(".")[0] == row.name]
+        assert not inside or sum(inside) == row.parameters, row.name
+
+
+def test_the_command_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["describe", "vit-b/16", "--depth", "1"], standalone_mode=False)
+    said = capsys.readouterr().out
+    numbers = [int(found.replace(",", "")) for found in re.findall(r"([\d,]+) +yes", said)]
+    assert numbers[0] == sum(numbers[1:]) == 86_567_656
+    assert "86,567,656 parameters (330 MiB in fp32), 35.1 GFLOPs per image of 224 x 224 pixels." in said
 
 
 @pytest.mark.parametrize("config", [VARIANTS["vit-b/16"], ODD], ids=["b/16", "odd"])
@@ -46,6 +78,7 @@ def test_rows_follow_an_image() -> None:
 def test_drawings_are_svg_with_the_models_own_shapes(diagram: str, config: ViTConfig) -> None:
     drawing = DIAGRAMS[diagram](config)
     words = " ".join(node.text or "" for node in ElementTree.fromstring(drawing).iter())
+    assert "class_token: Parameter" in words or diagram != "classes"
     assert str(config.num_prefix_tokens + config.num_patches) in words
     assert str(config.intermediate_size) in words
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.explain.models import tiny
 from vitkit.explain import draw
+from vitkit.explain.attention import rollout
 from vitkit.explain.common import PlotOptions
 from vitkit.explain.occlusion import occlusion
 from vitkit.explain.patches import PICTURES, embedding
@@ -19,6 +20,19 @@ from vitkit.explain.plots import PLOTS
 def test_the_colours_of_maps_are_inferno() -> None:
     theirs = mpl.colormaps["inferno"](np.linspace(0, 1, 9))[:, :3] * 255
     np.testing.assert_allclose(WARM, theirs, atol=3)
+
+
+def test_values_are_drawn_in_their_colours() -> None:
+    for scale, name in ((None, "inferno"), (draw.SIGNED, "viridis")):
+        sheet = draw.tiles([np.array([[-1.0, 0.5]])], 1, scale=scale, limits=(-1, 1)).axes[0].images[0].get_array()
+        theirs = np.array([mpl.colormaps[name](at)[:3] for at in (0.0, 0.75)]) * 255
+        np.testing.assert_allclose(sheet[0, :2, :3], theirs, atol=1)
+    model, x = tiny()
+    arrays = embedding(model, x[:1])
+    arrays["maps"] = np.tile(np.array([0.0, 1.0]), (32, 4, 2))  # alternating columns of the least and the largest value
+    sheet = PICTURES["feature_maps"](arrays).axes[0].images[0].get_array()
+    drawn = {tuple(colour) for colour in sheet[..., :3][sheet[..., 3] == 255]}
+    assert drawn == {tuple(int(c * 255) for c in mpl.colormaps["viridis"](at)[:3]) for at in (0.0, 1.0)}
 
 
 def test_unit_range_saturates_at_the_97th_percentile() -> None:
@@ -41,6 +55,7 @@ def test_points_start_at_layer_1() -> None:
     first, second = (c.get_offsets().data.tolist() for c in figure.axes[0].collections)
     assert first == [[1, 5], [2, 6]]
     assert second[0] == [1, 7]
+    assert figure.axes[0].get_ylim()[0] == 0
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["Head 1", "Head 2"]
 
 
@@ -79,6 +94,24 @@ def test_pictures_count_layers_and_heads_from_1() -> None:
     assert "Attention of the class token (Eq. 6)" in said
     assert "Attention of the mean of the patches (Eq. 6)" in labels("attention", "mean pool")[2]
     assert labels("positions")[0] == ["1", "2", "3", "4"]
+
+
+def test_the_five_most_probable_of_seven_classes() -> None:
+    model, x = tiny(num_classes=7)
+    found = PLOTS["predictions"].arrays(model, x, PlotOptions(names=tuple("abcdefg")))
+    p = model(x[:1]).softmax(1)[0].detach().numpy()
+    order = np.argsort(-p)[:5]
+    assert found["index"].tolist() == order.tolist()
+    assert found["name"].tolist() == ["abcdefg"[k] for k in order]
+    np.testing.assert_allclose(found["probability"], p[order], rtol=1e-5)
+
+
+def test_a_sheet_of_rollouts_has_24_images() -> None:
+    model, _ = tiny()
+    x = torch.randn(30, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = PLOTS["rollouts"].arrays(model, x, PlotOptions())
+    assert found["rollout"].shape == (24, 4, 4)
+    np.testing.assert_allclose(found["rollout"].reshape(24, 16), rollout(model, x[:24])[:, 1:], rtol=1e-5)
 
 
 def test_filters_are_gray_at_zero() -> None:

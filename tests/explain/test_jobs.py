@@ -19,8 +19,9 @@ from vitkit.data import preprocess
 from vitkit.errors import DataError, InputError, UnknownName, VitkitError
 from vitkit.explain.attention import gradient_rollout, rollout
 from vitkit.explain.common import patch_map
+from vitkit.explain.occlusion import Faithfulness
 from vitkit.explain.plots import PLOTS
-from vitkit.jobs.explain import crop_box, explain, over, patch_of, summary, target_of
+from vitkit.jobs.explain import Explained, crop_box, explain, over, patch_of, summary, target_of
 from vitkit.jobs.figures import figures, pixels, sample_photos, some_images
 
 NAMES = ("cat", "dog", "fish", "bird", "Ox")
@@ -100,6 +101,21 @@ def test_faithfulness_is_written_and_summed_up(photo: Path, tmp_path: Path) -> N
     assert table["rollout"]["deletion"] == pytest.approx(found[0].scores["rollout"].deletion)
     assert table["rollout"]["deletion_beats_random"] in (0.0, 1.0)
     assert summary([]) == {}
+
+
+def test_summary_by_hand() -> None:
+    def explained(deletion: float, insertion: float) -> Explained:
+        def score(deletion: float, insertion: float) -> Faithfulness:
+            return Faithfulness(deletion=deletion, insertion=insertion, deleted=np.zeros(1), inserted=np.zeros(1))
+
+        scores = {"map": score(deletion, insertion), "random": score(0.5, 0.5)}
+        return Explained(image="", folder=Path(), predictions=(), target=None, scores=scores)
+
+    found = summary([explained(0.2, 0.9), explained(0.4, 0.8), explained(0.3, 0.1)])["map"]
+    assert found["deletion"] == pytest.approx(0.3)
+    assert found["insertion"] == pytest.approx(0.6)
+    assert found["deletion_beats_random"] == 1
+    assert found["insertion_beats_random"] == pytest.approx(2 / 3)
 
 
 def test_a_crop_is_put_where_it_was_taken() -> None:

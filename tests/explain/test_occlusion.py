@@ -82,6 +82,24 @@ def test_faithfulness_is_the_same_twice_and_refuses_what_does_not_fit() -> None:
         faithfulness(model, x[:1], {"a": np.zeros((3, 3))})
 
 
+def test_ten_steps_and_the_mean_of_three_random_orders() -> None:
+    model, x = tiny()
+    found = faithfulness(model, x[:1], {}, 1)["random"]
+    assert len(found.deleted) == len(found.inserted) == 11
+    rng = np.random.default_rng(0)
+    orders = {str(i): -np.argsort(rng.permutation(16)).reshape(4, 4) for i in range(3)}
+    scores = faithfulness(model, x[:1], orders, 1)
+    np.testing.assert_allclose(found.deleted, np.mean([scores[name].deleted for name in orders], 0), atol=1e-6)
+
+
+def test_blurred_averages_squares_of_two_patches() -> None:
+    x = torch.zeros(1, 32, 32)
+    x[:, :16, :16] = 1
+    soft = blurred(x, 8)[0]
+    assert soft[[0, 0, 31], [0, 31, 31]].tolist() == [1, 0, 0]
+    assert soft[15, 0] == pytest.approx(17 / 32)  # bilinear between the centres of the squares, at rows 7.5 and 23.5
+
+
 def test_blurred_keeps_the_mean() -> None:
     x = torch.rand(3, 32, 32)
     soft = blurred(x, 8)

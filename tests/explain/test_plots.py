@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from PIL import Image
 from tests.explain.models import KINDS, tiny
 from vitkit.errors import InputError, OutputError
 from vitkit.explain import draw
-from vitkit.explain.common import PlotOptions, image_of
+from vitkit.explain.common import PlotOptions, grid_of, image_of, patch_at
 from vitkit.explain.patches import PICTURES, cut, draw_all, embedding
 from vitkit.explain.plots import PLOTS
 
@@ -136,8 +137,15 @@ def test_to_unit_range_takes_constants_and_outliers() -> None:
     assert draw.to_unit_range(values)[0, 0] == 1
 
 
+def test_grids_and_the_middle_patch() -> None:
+    model, x = tiny("one channel, not square, padded")
+    assert grid_of(model, x) == (6, 4)  # 44 x 30 pixels in patches of 8, the last ones padded
+    assert patch_at(None, (4, 7)) == (2, 3)
+
+
 def test_images_are_seen_as_they_were() -> None:
     model, _ = tiny()
+    model.input_spec = dataclasses.replace(model.input_spec, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     given = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
     mean, std = (torch.tensor(v) for v in (model.input_spec.mean, model.input_spec.std))
     x = ((given / 255 - mean) / std).permute(0, 3, 1, 2)

@@ -167,6 +167,12 @@ def test_a_probe(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     assert f"report: {tmp_path / 'run' / 'report.html'}" in capsys.readouterr().out
     page = Reader((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert "newer than" not in page.words
+    files = {name: tmp_path / "run" / name for name in ("evaluation.json", "best.safetensors")}
+    assert files["evaluation.json"].stat().st_mtime_ns >= files["best.safetensors"].stat().st_mtime_ns
+    assert json.loads(files["evaluation.json"].read_text(encoding="utf-8"))["weights"] == str(tmp_path / "run")
+    assert f"with the weights {tmp_path / 'run'}" in " ".join(page.words.split())
+    assert f"pre-trained weights {weights}" in " ".join(page.words.split())
     assert "ridge" in page.words
     assert "the val part" in page.words
     assert "curves" not in page.ids

@@ -47,8 +47,8 @@ def describe(
                 if row.name
                 else model,
                 row.kind,
-                list(row.input),
-                list(row.output),
+                "-" if row.input is None else list(row.input),
+                "-" if row.output is None else list(row.output),
                 f"{row.parameters:,}" if row.parameters else "-",
                 {True: "yes", False: "no", None: "-"}[row.trainable],
             ]

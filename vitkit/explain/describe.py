@@ -5,6 +5,7 @@ Nothing is computed: the model runs on the meta device, where tensors have shape
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +20,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One module.
+    """One module, or one parameter that belongs to a module with submodules, such as the class token.
 
     Args:
         name: path inside the model (`blocks.0.msa.qkv`); empty for the model itself.
         kind: its class.
-        input: shape of its input.
-        output: shape of its output.
+        input: shape of its input; None for a parameter.
+        output: shape of its output; for a parameter, its shape.
         parameters: number of parameters, including those of its submodules.
         trainable: whether any parameter is trainable; None for a module without parameters.
     """
 
     name: str
     kind: str
-    input: Shape
-    output: Shape
+    input: Shape | None
+    output: Shape | None
     parameters: int
     trainable: bool | None
 
@@ -58,35 +59,58 @@ def meta(config: ViTConfig, batch: int = 1) -> tuple[ViT, Tensor]:
 def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
     """List every module of a model, in the order in which an image passes through them.
 
+    The parameters of a row are the sum of those of the rows directly inside it.
+
     Args:
         config: the architecture.
         batch: batch size B of the shapes (default: 1).
     """
     model, x = meta(config, batch)
-    shapes: dict[nn.Module, list[Shape]] = {}
+    entered: dict[nn.Module, tuple[int, Shape]] = {}  # when each module was called first, and with which shape
+    left: dict[nn.Module, Shape] = {}
 
-    def entered(module: nn.Module, given: Any) -> None:
-        shapes.setdefault(module, [_shape(given)])
+    def enter(module: nn.Module, given: Any) -> None:
+        entered.setdefault(module, (len(entered), _shape(given)))
 
-    def left(module: nn.Module, _given: Any, result: Any) -> None:
-        shapes[module].append(_shape(result))
+    def leave(module: nn.Module, _given: Any, result: Any) -> None:
+        left.setdefault(module, _shape(result))
 
     for module in model.modules():
-        module.register_forward_pre_hook(entered)
-        module.register_forward_hook(left)
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
     model(x)
-    names = {module: name for name, module in model.named_modules()}
-    rows = []
-    for module, (given, result, *_) in shapes.items():
-        trains = [p.requires_grad for p in module.parameters()]
-        rows.append(
-            Row(
-                name=names[module],
-                kind=type(module).__name__,
-                input=given,
-                output=result,
-                parameters=sum(p.numel() for p in module.parameters()),
-                trainable=any(trains) if trains else None,
-            )
+
+    def call(module: nn.Module) -> tuple[int, Shape, Shape] | None:
+        """Return when a module was called, its input and its output; None if it never was."""
+        if module in entered:
+            return *entered[module], left[module]
+        parts = sorted(filter(None, map(call, module.children())))  # a list of modules: from its first to its last
+        return (*parts[0][:2], parts[-1][2]) if parts else None
+
+    def rows(module: nn.Module, name: str) -> Iterator[Row]:
+        called, parameters = call(module), list(module.parameters())
+        if called is None and not parameters:
+            return
+        yield Row(
+            name=name,
+            kind=type(module).__name__,
+            input=called and called[1],
+            output=called and called[2],
+            parameters=sum(p.numel() for p in parameters),
+            trainable=any(p.requires_grad for p in parameters) if parameters else None,
         )
-    return rows
+        before = f"{name}." if name else ""
+        children = list(module.named_children())
+        for own, p in module.named_parameters(recurse=False) if children else ():
+            yield Row(
+                name=before + own,
+                kind="Parameter",
+                input=None,
+                output=tuple(p.shape),
+                parameters=p.numel(),
+                trainable=p.requires_grad,
+            )
+        for own, child in sorted(children, key=lambda part: call(part[1]) or (len(entered),)):
+            yield from rows(child, before + own)
+
+    return list(rows(model, ""))

@@ -8,12 +8,12 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.count import parameters
 
 TALL, GAP, WIDE = 40, 6, 760
-HIDDEN = {"Dropout", "Residual"}  # left out of the drawing: they do not change any shape
+HIDDEN = {"Dropout", "Residual"}  # left out of the drawing if they have no parameters: they do not change any shape
 
 
-def shape(sizes: tuple[int, ...]) -> str:
+def shape(sizes: tuple[int, ...] | None) -> str:
     """Format a shape with a symbolic batch size: (1, 197, 768) -> "B × 197 × 768"."""
-    return " × ".join(["B", *map(str, sizes[1:])])
+    return " × ".join(["B", *map(str, (sizes or ())[1:])])
 
 
 def _nested(rows: list[Row], config: ViTConfig) -> list[tuple[int, str, str]]:
@@ -21,14 +21,14 @@ def _nested(rows: list[Row], config: ViTConfig) -> list[tuple[int, str, str]]:
     boxes = []
     for row in rows:
         first, _, number = row.name.partition(".")
-        if row.kind in HIDDEN or (first == "blocks" and not number.startswith("0")):
+        if (row.kind in HIDDEN and not row.parameters) or (first == "blocks" and not number.startswith("0")):
             continue
         words = f"{row.name.rpartition('.')[2] or 'model'}: {row.kind}"
         if row.name == "blocks.0":
             words = f"blocks: {config.num_hidden_layers} × {row.kind}"
         shapes = f"{shape(row.input)}  →  {shape(row.output)}"
-        if row.kind == "PositionEmbedding":
-            shapes = f"E_pos  {' × '.join(map(str, row.output))}"
+        if row.kind in ("PositionEmbedding", "Parameter"):  # not computed from the images
+            shapes = " × ".join(map(str, row.output or ()))
         depth = row.depth - (first == "blocks")  # `blocks` is a list and has no box of its own
         boxes.append((depth, words, f"{shapes}    {row.parameters:,} parameters" if row.parameters else shapes))
     return boxes

@@ -215,7 +215,9 @@ def probe(
     outputs = Outputs(logits.astype(np.float32), B.labels, B.index, B.names, held.skipped)
     fitted = time.perf_counter()
     seconds = {"embed": embedded - start, "fit": fitted - embedded, "work": fitted - start}
-    found = Evaluation(weights, str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"])
+    found = Evaluation(
+        str(out), str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"]
+    )
     info = {
         "kind": "probe",
         "recipe_name": f"probe-{results[0].fitted.method}",
@@ -255,8 +257,9 @@ def probe(
         run.log({"event": "val", "step": 0, "weights": "last", "top1": found.measures.top1, "n": found.measures.n})
         for name, why in (*train.skipped, *held.skipped):
             run.log({"event": "skipped", "name": name, "why": why})
-        write(run.path, found, {"methods": [result.to_dict() for result in results]})
         run.save(best, "best", {"probe": results[0].fitted.method, "features": train.choice.name})
+        # After the weights: results older than the weights are taken for those of other weights.
+        write(run.path, found, {"methods": [result.to_dict() for result in results]})
         return run
 
     run = runtime.on_main(save) if runtime else save()

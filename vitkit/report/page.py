@@ -144,21 +144,9 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
     tables = [
         (
             "Run",
-            {
-                name: info.get(name)
-                for name in (
-                    "kind",
-                    "created",
-                    "recipe_name",
-                    "model",
-                    "weights",
-                    "device",
-                    "processes",
-                    "torch_threads",
-                    "steps",
-                    "features",
-                )
-            },
+            {name: info.get(name) for name in ("kind", "created", "recipe_name", "model")}
+            | {"pre-trained weights": info.get("weights")}
+            | {name: info.get(name) for name in ("device", "processes", "torch_threads", "steps", "features")},
         ),
         ("Recipe", info.get("recipe", {})),
         ("Settings", info.get("settings", {})),
