@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from PIL import Image, ImageEnhance
 from tests.data.images import encoded, picture
 from vitkit.data import Augment, Mix, augment, sample_rngs
 from vitkit.data import mix as mixing
-from vitkit.data.augment import augment_many, color_jitter, random_box, random_erase, takes_many
+from vitkit.data.augment import augment_many, color_jitter, draw_rectangle, random_box, random_erase, takes_many
 from vitkit.data.randaugment import OPERATIONS, blend_gray, brightness, contrast, rand_augment
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec
@@ -40,6 +42,113 @@ def test_boxes_have_the_asked_area_and_shape():
     assert abs(area.mean() - 0.4) < 0.02
     assert (w / h).min() > 0.79
     assert (w / h).max() < 1.26
+
+
+def uniform(values, low, high):
+    """Whether values look drawn uniformly from low..high: their deciles are, within 5 % of the range."""
+    deciles = np.quantile(values, np.linspace(0, 1, 11))
+    return np.abs((deciles - low) / (high - low) - np.linspace(0, 1, 11)).max() < 0.05
+
+
+def test_area_is_uniform_and_the_logarithm_of_the_aspect_ratio_too():
+    draw = generator(2)
+    boxes = np.array([random_box(2000, 2000, (0.1, 0.4), (0.5, 2.0), draw) for _ in range(4000)])
+    w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert uniform(w * h / 4e6, 0.1, 0.4)
+    assert uniform(np.log(w / h), np.log(0.5), np.log(2.0))
+    assert uniform(boxes[:, 0] / (2000 - w), 0, 1)
+    assert uniform(boxes[:, 1] / (2000 - h), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "box"), [(1000, 10, (493, 0, 506, 10)), (10, 1000, (0, 493, 10, 506)), (80, 81, (0, 0, 80, 81))]
+)
+def test_a_box_that_never_fits_becomes_the_largest_centred_one(width, height, box):
+    class Huge:
+        """A generator whose crops are larger than any image."""
+
+        def uniform(self, low, high):
+            return 1e4 if low == 0.08 else 0.0
+
+    assert random_box(width, height, (0.08, 1.0), (3 / 4, 4 / 3), Huge()) == box
+
+
+def test_defaults_are_the_usual_ones():
+    how, mix = Augment(), Mix()
+    assert (how.scale, how.ratio, how.flip) == ((0.08, 1.0), (0.75, 4 / 3), 0.5)
+    assert (how.color_jitter, how.rand_layers, how.rand_magnitude, how.interpolation) == (0, 0, 10, None)
+    assert (how.erase, how.erase_area, how.erase_fill) == (0, (0.02, 1 / 3), "mean")
+    assert (mix.mixup, mix.cutmix, mix.probability, mix.switch) == (0, 0, 1, 0.5)
+
+
+def expected(name, image, m, sign):
+    """The authors' operation at strength m (10 is full scale), written out with Pillow and NumPy."""
+    levels, side = np.asarray(image).astype(float), 224
+    affine = {
+        "shear_x": (1, sign * 0.3 * m / 10, 0, 0, 1, 0),
+        "shear_y": (1, 0, 0, sign * 0.3 * m / 10, 1, 0),
+        "translate_x": (1, 0, sign * 100 * m / 10, 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, sign * 100 * m / 10),
+    }
+    if name == "rotate":
+        return image.rotate(sign * 30 * m / 10, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))
+    if name in affine:
+        return image.transform(
+            (side, side), Image.Transform.AFFINE, affine[name], Image.Resampling.BILINEAR, fillcolor=(128, 128, 128)
+        )
+    if name in ("color", "contrast", "brightness", "sharpness"):
+        return getattr(ImageEnhance, name.capitalize())(image).enhance(1.8 * m / 10 + 0.1)
+    threshold = 256 * m // 10
+    return Image.fromarray(
+        {
+            "posterize": lambda: np.asarray(image) & {5: 0b11000000, 10: 0b11110000}[m],
+            "solarize": lambda: np.where(levels < threshold, levels, 255 - levels),
+            "solarize_add": lambda: np.where(levels < 128, (levels + 110 * m // 10).clip(0, 255), levels),
+            "invert": lambda: 255 - levels,
+        }[name]().astype(np.uint8)
+    )
+
+
+@pytest.mark.parametrize("m", [5, 10])
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"autocontrast", "equalize", "cutout"}))
+def test_the_strength_of_every_operation_is_the_authors(name, m):
+    image = picture(4, (224, 224))
+    got = {OPERATIONS[name](image, m, generator(seed)).tobytes() for seed in range(12)}
+    wanted = {expected(name, image, m, sign).tobytes() for sign in (1, -1)}
+    if name in ("color", "contrast", "brightness", "sharpness"):  # within a level of Pillow's rounding
+        ours, theirs = (np.frombuffer(values.pop(), np.uint8).astype(int) for values in (got, wanted))
+        assert not got
+        assert np.abs(ours - theirs).max() <= 1
+    else:
+        assert got == wanted  # both signs, where there is one
+
+
+def test_cutout_is_a_gray_square_of_80_pixels_at_full_strength():
+    white = Image.new("RGB", (224, 224), (255, 255, 255))
+    sides, centres = set(), []
+    for seed in range(1500):
+        hit = np.asarray(OPERATIONS["cutout"](white, 10, generator(seed)))[..., 0] == 128
+        rows, columns = np.flatnonzero(hit.any(1)), np.flatnonzero(hit.any(0))
+        if rows[0] > 0 and rows[-1] < 223 and columns[0] > 0 and columns[-1] < 223:
+            sides |= {len(rows), len(columns)}
+            centres.append((rows[0], columns[0]))
+    assert sides == {80}
+    assert uniform([row for row, _ in centres], 1, 143)
+    assert uniform([column for _, column in centres], 1, 143)
+
+
+def test_sixteen_operations_are_drawn_equally_often(monkeypatch):
+    drawn = []
+    for name in OPERATIONS:
+        monkeypatch.setitem(OPERATIONS, name, lambda image, m, rng, name=name: drawn.append((name, m)) or image)
+    draw = generator(0)
+    for _ in range(1000):
+        rand_augment(picture(0, (4, 4)), 2, 15, draw)
+    assert len(drawn) == 2000
+    assert {m for _, m in drawn} == {15}
+    counts = Counter(name for name, _ in drawn)
+    assert len(counts) == 16
+    assert 85 < min(counts.values()) < max(counts.values()) < 165
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -89,6 +198,19 @@ def test_jitter_and_rand_augment_vary_with_the_generator():
     assert rand_augment(image, 0, 10, generator(0)) is image
 
 
+def test_jitter_factors_are_uniform_around_one():
+    gray, colour = torch.full((3, 8, 8), 100, dtype=torch.uint8), torch.full((3, 8, 8), 100, dtype=torch.uint8)
+    stripes = gray.clone()
+    stripes[:, :, ::2], colour[0] = 140, 140
+    draw = generator(0)
+    flat, striped, red = ([color_jitter(x, 0.4, draw).float() for _ in range(1500)] for x in (gray, stripes, colour))
+    assert uniform([x.mean().item() for x in flat], 60, 140)  # only brightness changes a flat gray
+    assert uniform([(3 * (x.max() - x.min()) / x.mean()).item() for x in striped], 0.6, 1.4)  # contrast
+    spread = [((x[0] - x[1]) / (x[0] * 0.299 + x[1] * 0.701)).mean().item() for x in red]  # contrast and saturation
+    both = np.quantile(np.array(spread) / (40 / 111.96), [0, 0.5, 1])
+    assert both == pytest.approx([0.36, 1 - 0.4**2 / 6, 1.96], abs=0.12)
+
+
 def test_erasing_paints_one_rectangle_of_the_asked_area():
     x = torch.full((3, 60, 80), 255, dtype=torch.uint8)
     spec = InputSpec(size=(60, 80), mean=(0.2, 0.4, 0.6), std=(0.1, 0.1, 0.1))
@@ -102,6 +224,15 @@ def test_erasing_paints_one_rectangle_of_the_asked_area():
     noise = random_erase(x, spec, Augment(erase_area=(0.2, 0.2), erase_fill="noise"), generator(0))
     assert noise[:, (noise != 255).any(0)].float().mean(1).tolist() == pytest.approx([51, 102, 153], abs=6)
     assert (x == 255).all()
+
+
+def test_erased_rectangles_have_uniform_areas_and_log_uniform_shapes():
+    spec, how = InputSpec(size=(1000, 1000)), Augment(erase_area=(0.02, 0.2))
+    draw = generator(0)
+    fills = [draw_rectangle(spec, how, draw)[2].shape[1:] for _ in range(3000)]
+    h, w = np.array(fills).T
+    assert uniform(h * w / 1e6, 0.02, 0.2)
+    assert uniform(np.log(h / w), np.log(0.3), np.log(1 / 0.3))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -143,6 +274,8 @@ def test_probabilities_are_kept():
     plain = augment(data, SPEC, Augment(scale=None, flip=0.0), generator(0))
     assert 0.22 < np.mean([torch.equal(x, plain.flip(2)) for x in flips]) < 0.38
     assert all(torch.equal(x, plain) or torch.equal(x, plain.flip(2)) for x in flips)
+    erased = [augment(data, SPEC, Augment(scale=None, flip=0.0, erase=0.3), generator(s)) for s in range(300)]
+    assert 0.22 < np.mean([not torch.equal(x, plain) for x in erased]) < 0.38
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -215,6 +348,16 @@ def test_mixing_distributions():
     lam = [p.weight for p in mixed if p.box is None]
     assert np.mean(lam) == pytest.approx(0.5, abs=0.04)
     assert np.var(lam) == pytest.approx(0.25 / (2 * 0.4 + 1), abs=0.02)
+
+
+def test_cutmix_takes_a_box_of_uniform_area_at_a_uniform_centre():
+    boxes = np.array([mixing.plan(Mix(cutmix=1.0), 0, step, 4).box for step in range(3000)])
+    top, left, bottom, right = boxes.T
+    assert ((bottom - top) * (right - left)).mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.015)
+    inside = (top > 0) & (left > 0) & (bottom < 1) & (right < 1)
+    assert np.allclose((bottom - top)[inside], (right - left)[inside])
+    assert (top == 0).mean() == pytest.approx((bottom == 1).mean(), abs=0.04)
+    assert (left == 0).mean() == pytest.approx(1 / 3, abs=0.03)  # a side is 2/3 on average, half of it too near
 
 
 def test_soft_targets():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.images import BAD, encoded, odd_files, picture
+from tests.data.images import BAD, encoded, odd_files, picture, png_header
 from vitkit.data.decode import decode, region, to_channels
 from vitkit.errors import BadImage
 
@@ -83,6 +83,20 @@ def test_palette_with_transparency_keeps_its_colours():
     palette = picture(2).quantize(16)
     data = encoded(palette, "PNG", transparency=bytes(range(16)))
     assert np.array_equal(np.asarray(to_channels(decode(data), "rgb", 3)), np.asarray(palette.convert("RGB")))
+
+
+def test_the_largest_image_is_pillows():
+    assert room.MAX_PIXELS == 178_956_970 == 2 * Image.MAX_IMAGE_PIXELS
+    with pytest.raises(BadImage, match=r"^x\.png: declares (13378 x 13378 pixels, )?more than 178 megapixels"):
+        decode(png_header(13378, 13378), "x.png")
+    with pytest.raises(BadImage, match=r"^x\.png: (?!declares)"):  # read, and then found to hold no pixels
+        decode(png_header(13377, 13377), "x.png")
+
+
+@pytest.mark.parametrize(("side", "factor"), [(1599, 1), (1600, 2), (3200, 4), (6400, 8)])
+def test_a_photo_is_decoded_at_the_smallest_size_that_is_large_enough(side, factor, accelerator):
+    data = encoded(Image.new("RGB", (side, 824), (90, 120, 30)))
+    assert region(data, "x", (0, 0, side, 824), (103, 800), "rgb", 3).shape[1] == side // factor
 
 
 def test_raw_channels_are_counted():

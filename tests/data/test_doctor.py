@@ -4,11 +4,13 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.cli import app
 from vitkit.data import examine, move_aside, open_source
+from vitkit.data.doctor import describe
 from vitkit.errors import DataError
 
 EXPECTED = {  # file -> (level, words of its reason)
@@ -66,6 +68,13 @@ def test_balance_sizes_and_duplicates(folder):
     assert report.across == [[["train", "good/003.jpg"], ["val", "other/copy.jpg"]]]
     assert [["train", "good/004.jpg"], ["train", "good/again.jpg"]] in report.duplicates
     assert report.modes["JPEG L"] == 1
+
+
+@pytest.mark.parametrize(("side", "noted"), [(9_999, False), (10_000, True)])
+def test_a_side_of_10000_pixels_is_noted(side, noted):
+    notes, kind = describe(encoded(Image.new("RGB", (3, side))), "x.jpg")
+    assert kind == "JPEG"
+    assert bool(notes) is noted
 
 
 def test_fix_moves_and_never_deletes(folder):

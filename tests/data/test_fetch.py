@@ -32,9 +32,9 @@ def archive(manifest=MANIFEST) -> bytes:
 class Server(http.server.ThreadingHTTPServer):
     """Serves `data`; cuts the next `cuts` answers off in the middle; remembers the ranges that were asked for."""
 
-    def __init__(self, data: bytes, cuts: int = 0, ranges: bool = True) -> None:
+    def __init__(self, data: bytes, cuts: int = 0, ranges: bool = True, status: int = 200) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.data, self.cuts, self.ranges, self.asked = data, cuts, ranges, []
+        self.data, self.cuts, self.ranges, self.status, self.asked = data, cuts, ranges, status, []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -48,8 +48,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         server.asked.append(wanted)
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranges else 0
-        if start >= len(server.data):
-            self.send_error(416)
+        if start >= len(server.data) or server.status != 200:
+            self.send_error(server.status if server.status != 200 else 416)
             return
         body = server.data[start:]
         self.send_response(206 if start else 200)
@@ -112,6 +112,14 @@ def test_a_server_without_ranges_and_a_part_of_something_else(serve, tmp_path):
     (tmp_path / "y.zip.part").write_bytes(data + data)
     fetch(serve(data).url, tmp_path / "y.zip", advice="-")
     assert (tmp_path / "y.zip").read_bytes() == data
+
+
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (408, 3), (429, 3), (500, 3), (503, 3)])
+def test_only_what_may_pass_is_tried_again(serve, tmp_path, status, tries):
+    server = serve(b"x", status=status)
+    with pytest.raises(DataError, match=rf"could not be downloaded \(HTTP Error {status}.*\)\. Do this\."):
+        fetch(server.url, tmp_path / "x.zip", advice="Do this.")
+    assert len(server.asked) == tries
 
 
 def test_food_is_fetched_checked_and_recorded(serve, tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.data.images import picture
 from tests.peers import peer
+from vitkit.checkpoints import preprocessing_presets
 from vitkit.data import decode, normalize, pixels, preprocess
 from vitkit.data.decode import to_channels
 from vitkit.data.preprocess import FILTERS, resized
@@ -90,6 +91,13 @@ def test_other_than_square_is_timm_too(size, shape):
     )
     image = picture(1, shape)
     assert torch.equal(preprocess(image, spec), transform(image))
+
+
+def test_the_statistics_of_imagenet():
+    assert preprocessing_presets.IMAGENET == {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    assert preprocessing_presets.HALF == {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    white = preprocess(Image.new("RGB", (224, 224), (255, 255, 255)), InputSpec(**preprocessing_presets.IMAGENET))
+    assert white[:, 0, 0].tolist() == pytest.approx([2.248908, 2.428571, 2.64], abs=1e-5)
 
 
 def test_gray_and_raw_channels():

@@ -340,6 +340,12 @@ def test_stratified_keeps_the_balance_and_depends_on_the_seed():
         stratified(labels, 1.0, 0)
 
 
+def test_a_tenth_is_held_out_and_it_is_always_the_same():
+    train, val = open_source("digits"), open_source("digits", "val")
+    assert (len(train), len(val)) == (1618, 179)
+    assert list(val.names[:5]) == ["digit 12", "digit 15", "digit 20", "digit 22", "digit 36"]
+
+
 def test_one_image_a_class_cannot_be_split(tmp_path):
     class_folder(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(DataError, match="use split 'all'"):
