@@ -1,8 +1,8 @@
-"""Fashion-MNIST from scratch by the recipe `fashion`, then the test part, once: seconds and accuracy.
+"""Train Fashion-MNIST from scratch with the recipe `fashion`, then measure the test part once: time and accuracy.
 
     python -m benchmarks.fashion --data DIR --out DIR [--device cuda] [--precision bf16] [--compile]
 
-DIR of the data holds the four IDX files, gzipped or not. Needs torch, numpy, Pillow and safetensors.
+The data folder contains the four IDX files, gzipped or not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,16 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--workers", type=int, help="processes that augment images; one a core")
+    parser.add_argument("--workers", type=int, help="worker processes for augmentation (default: one per core)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes of the recipe, as JSON")
-    parser.add_argument("--val", type=float, help="share held out; 0 trains on all of train, for the final run")
-    parser.add_argument("--no-test", action="store_true", help="leave the test part alone: for choosing settings")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes to the recipe, in JSON")
+    parser.add_argument("--val", type=float, help="share to hold out (default: the recipe's); 0 trains on all of train")
+    parser.add_argument("--no-test", action="store_true", help="do not open the test part, for choosing settings")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     changes: dict[str, Any] = {name: json.loads(value) for name, value in (item.split("=", 1) for item in args.set)}
     recipe = RECIPES["fashion"]
-    for part in ("augment", "mix", "config"):  # augment.erase=0.5 and the like
+    for part in ("augment", "mix", "config"):  # such as augment.erase=0.5
         inner = {name.partition(".")[2]: changes.pop(name) for name in list(changes) if name.startswith(f"{part}.")}
         if inner:
             recipe = dataclasses.replace(recipe, **{part: dataclasses.replace(getattr(recipe, part), **inner)})
@@ -48,9 +49,8 @@ def main() -> None:
         if event["event"] == "val" or (event["event"] == "train" and event["step"] % 500 == 0):
             print(json.dumps(event), flush=True)
 
-    import os
-
-    workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = args.workers if args.workers is not None else cores
     began = time.perf_counter()
     run, outcome = train(
         f"idx:{args.data}",
@@ -70,7 +70,8 @@ def main() -> None:
             "evaluate_every": None,
         },
     )
-    print(f"trained {outcome.total:,} steps in {time.perf_counter() - began:.0f} s; best on validation {outcome.best}")
+    seconds = time.perf_counter() - began
+    print(f"trained {outcome.total:,} steps in {seconds:.0f} s; best validation accuracy {outcome.best}")
     if args.no_test:
         return
     runtime = Runtime(args.device)

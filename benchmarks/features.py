@@ -1,4 +1,5 @@
-"""Embedding against timm's forward with timm's loader on the same files, and its memory at 1,000 and 10,000 images.
+"""Embedding compared with timm's forward pass and loader on the same files, and its memory use for 1,000 and 10,000
+images.
 
 python -m benchmarks.features --data FOLDER --weights vit_tiny_...timm.pth [--images 300] [--workers 2] [--rounds 5]
 python -m benchmarks.features --memory
@@ -43,7 +44,7 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
     config = timm_data.resolve_data_config({}, model=theirs)
 
     class Reader(timm_data.readers.reader.Reader):
-        """The same files, in timm's own form."""
+        """The same files, as timm reads them."""
 
         def __getitem__(self, i):
             return open(files[i], "rb"), 0
@@ -57,7 +58,7 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
     found = {}
 
     def ours() -> None:
-        with tempfile.TemporaryDirectory() as folder:  # a new cache every time: hashing and writing count
+        with tempfile.TemporaryDirectory() as folder:  # a new cache each time, so that hashing and writing count
             filled = fill(model, chosen, FeatureCache(folder), batch_size=batch, workers=workers)
             found["vitkit"] = filled.read().features
 
@@ -86,7 +87,7 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
         def run() -> None:
             before = used()
             work()
-            gc.collect()  # ends the loader's processes, so that their time is known
+            gc.collect()  # ends the loader's processes, so that their time is counted
             processor[name].append(used() - before)
 
         return run
@@ -99,19 +100,19 @@ def throughput(data: str, weights: str, images: int, workers: int, rounds: int, 
         f"difference of the features {difference:.1e}\n"
     )
     print(table(seconds, "vitkit embed", work=count, unit="images/s"))
-    print("\nThe same in seconds of processor time, workers included (what else the machine does counts less):\n")
+    print("\nIn processor time, workers included (less affected by other programs):\n")
     print(
         table(
             {name: values[1:] for name, values in processor.items()},
             "vitkit embed",
             work=count,
-            unit="images a processor second",
+            unit="images per processor second",
         )
     )
 
 
 def used() -> float:
-    """Seconds of processor time of this process and of its ended children."""
+    """Return the processor time of this process and its finished children, in seconds."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
@@ -119,7 +120,7 @@ def used() -> float:
 
 
 def memory(count: int) -> None:
-    """Peak resident memory of one process that embeds `count` synthetic photos, in MiB."""
+    """Embed `count` synthetic photos; print peak resident memory and cache size in MiB, and seconds."""
     import numpy as np
     from PIL import Image
 
@@ -128,7 +129,7 @@ def memory(count: int) -> None:
     from vitkit.features import FeatureCache, fill
 
     class Synthetic(Source):
-        """Photos that exist only while they are looked at."""
+        """Photos that are generated when they are read."""
 
         def __init__(self) -> None:
             super().__init__(np.zeros(count, np.int32), ["a", "b"])
@@ -155,8 +156,8 @@ def memory(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a folder of photos")
-    parser.add_argument("--weights", help="timm's file of vit_tiny_patch16_224.augreg_in21k_ft_in1k, or of another ViT")
+    parser.add_argument("--data", help="folder of photos")
+    parser.add_argument("--weights", help="timm's file of vit_tiny_patch16_224.augreg_in21k_ft_in1k or another ViT")
     parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,10 +1,10 @@
-"""FoodVision Mini by its two recipes, several seeds each; the test part is looked at once, after the last step.
+"""Train FoodVision Mini with its two recipes and several seeds; measure the test part once, after the last step.
 
     python -m benchmarks.foodvision --data pizza_steak_sushi --weights vit_tiny_patch16_224....pth [--seeds 0 1 2]
     python -m benchmarks.foodvision --data pizza_steak_sushi            # from scratch only
 
-Trains on all of train (--val 0) and measures the last weights: nothing is chosen by the test part. `--hold-out`
-measures on a fifth of train instead and leaves the test part alone: that is how the recipes were chosen.
+Trains on all of train (--val 0) and measures the last weights, so nothing is selected on the test part. `--hold-out`
+measures on a fifth of train instead and does not open the test part; the recipes were chosen that way.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vitkit.jobs.train import train
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--weights", help="pre-trained Ti/16; without it only the recipe from scratch is run")
+    parser.add_argument("--weights", help="pre-trained Ti/16 (default: run only the recipe from scratch)")
     parser.add_argument("--recipes", nargs="*", help="foodvision-finetune, foodvision-scratch")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", type=float, help="instead of the recipe's")
+    parser.add_argument("--epochs", type=float, help="number of epochs (default: the recipe's)")
     parser.add_argument("--hold-out", action="store_true")
     args = parser.parse_args()
     recipes = args.recipes or (["foodvision-finetune"] if args.weights else []) + ["foodvision-scratch"]

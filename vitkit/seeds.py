@@ -1,5 +1,4 @@
-"""One call that makes a notebook repeatable. Training itself never relies on it: there, randomness is a function of
-(seed, epoch, index)."""
+"""Seed all global generators, to make a notebook repeatable. vitkit's own training does not use them."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ def set_seeds(seed: int = 42) -> None:
     """Seed Python, NumPy and torch (all devices).
 
     Args:
-        seed: any whole number.
+        seed: any whole number (default: 42).
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -102,7 +102,7 @@ def test_a_photo_is_decoded_at_the_smallest_size_that_is_large_enough(side, fact
 def test_raw_channels_are_counted():
     image = decode(encoded(picture(1).convert("RGBA"), "PNG"))
     assert to_channels(image, "raw", 4).mode == "RGBA"
-    with pytest.raises(BadImage, match=r"x\.png: has 4 channels \(RGBA\), the model takes 2"):
+    with pytest.raises(BadImage, match=r"x\.png: has 4 channels \(RGBA\), but the model takes 2"):
         to_channels(image, "raw", 2, "x.png")
 
 

@@ -23,10 +23,10 @@ EXPECTED = {  # file -> (level, words of its reason)
     "sixteen.png": ("note", "16-bit"),
     "palette.png": ("note", "palette"),
     "animated.gif": ("note", "first of 3 frames"),
-    "misnamed.png": ("note", "JPEG file that ends in .png"),
+    "misnamed.png": ("note", "JPEG file with the ending .png"),
     "rotated.jpg": ("note", "EXIF-rotated"),
     "huge.jpg": ("note", "20000 x 40 px"),
-    "rgba.png": ("note", "alpha is dropped"),
+    "rgba.png": ("note", "alpha channel is dropped"),
 }
 
 

@@ -97,7 +97,7 @@ def test_a_cut_connection_is_taken_up_where_it_ended(serve, tmp_path):
 def test_the_next_run_resumes_what_the_last_one_left(serve, tmp_path):
     data = archive()
     server = serve(data, cuts=1)
-    with pytest.raises(DataError, match=r"cut after \d+ of \d+ bytes\)\. Do this by hand\."):
+    with pytest.raises(DataError, match=r"lost after \d+ of \d+ bytes\)\. Do this by hand\."):
         fetch(server.url, tmp_path / "x.zip", advice="Do this by hand.", attempts=1)
     assert (tmp_path / "x.zip.part").stat().st_size == len(data) // 2
     fetch(server.url, tmp_path / "x.zip", advice="-", attempts=1)
@@ -140,7 +140,7 @@ def test_food_is_fetched_checked_and_recorded(serve, tmp_path):
 
 def test_food_with_other_counts_is_refused_and_kept_aside(serve, tmp_path):
     server = serve(archive({"train": {"pizza": 2, "steak": 2}, "test": {"pizza": 1, "steak": 1}}))
-    with pytest.raises(DataError, match=r"expected train to hold .*'steak': 1\}; got .*'steak': 2\}"):
+    with pytest.raises(DataError, match=r"expected train to contain .*'steak': 1\}; got .*'steak': 2\}"):
         food.fetched(server.url, MANIFEST)
     assert not (tmp_path / "cache/pizza_steak_sushi").exists()
     assert (tmp_path / "cache/pizza_steak_sushi.refused").is_dir()
@@ -150,7 +150,9 @@ def test_without_network_it_says_what_to_do(serve, tmp_path):
     server = serve(b"x")
     server.shutdown()
     server.server_close()
-    with pytest.raises(DataError, match=r"could not be fetched.*save it as .*pizza_steak_sushi\.zip, or .*food:FOLDER"):
+    with pytest.raises(
+        DataError, match=r"could not be downloaded.*save it as .*pizza_steak_sushi\.zip, or .*food:FOLDER"
+    ):
         food.fetched(server.url, MANIFEST)
 
 

@@ -231,7 +231,7 @@ def test_nothing_readable_is_an_error_not_a_loop(tmp_path):
     for n in range(3):
         (tmp_path / "a" / f"{n}.jpg").write_bytes(b"no")
     source = open_source(tmp_path, "all")
-    with pytest.raises(DataError, match="No image of the data set can be read"):
+    with pytest.raises(DataError, match="No image in the data set can be read"):
         next(TrainLoader(source, SPEC, batch_size=2, workers=0, bad_images="skip").batches())
     assert list(EvalLoader(source, SPEC, workers=0, bad_images="skip")) == []
 

@@ -191,7 +191,7 @@ def test_val_and_test_stand_in_for_each_other(photos):
     assert list(open_source(photos, "test").names) == list(open_source(photos, "val").names)
     with pytest.raises(DataError, match=r"no split 'dev'; it has: train, val"):
         open_source(photos, "dev")
-    with pytest.raises(DataError, match="split already"):
+    with pytest.raises(DataError, match="has splits of its own; choose one of: train, val"):
         open_source(photos, "all")
 
 
@@ -223,11 +223,11 @@ def test_hidden_files_and_other_files_are_not_images(photos):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nowhere/at/all", "There is no data at 'nowhere/at/all'"),
-        ("digits:here", "take no place"),
+        ("nowhere/at/all", "Expected a folder.*; there is no data at 'nowhere/at/all'"),
+        ("digits:here", "Expected 'digits' alone.*got 'digits:here'"),
         ("folder:nowhere", "no folder"),
         ("food:nowhere", "no folder"),
-        ("idx:nowhere", "No IDX files"),
+        ("idx:nowhere", "Expected pairs of IDX files.*none in 'nowhere'"),
     ],
 )
 def test_mistakes_are_one_sentence(spec, says):
@@ -245,7 +245,7 @@ def test_folders_without_classes_and_without_images(tmp_path):
     with pytest.raises(DataError, match="no class folders"):
         open_source(tmp_path / "a")
     (tmp_path / "a/cat").mkdir()
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="contains no images"):
         open_source(tmp_path / "a")
 
 
@@ -258,10 +258,10 @@ def test_csv_with_splits_and_with_mistakes(tmp_path):
     assert open_source(table).class_names == open_source(table, "val").class_names == ("7", "10")
     assert len(open_source(table)) == 2
     for text, says in {
-        "path\nx\n": "no column 'label'",
+        "path\nx\n": "Expected a column 'label'",
         "path,label\nx\n": "line 2: expected 2 cells",
-        "path,label,split\nx,y,sometimes\n": "row 2: unknown split 'sometimes'",
-        "": "is empty",
+        "path,label,split\nx,y,sometimes\n": "row 2: expected one of train, .*; got split 'sometimes'",
+        "": "one line per image; .* is empty",
         "path,label\nx,\n": "row 2: expected a path and a label",
     }.items():
         table.write_text(text)

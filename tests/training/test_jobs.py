@@ -138,7 +138,7 @@ def test_parts(tmp_path: Path) -> None:
     assert not any("test" in name.split(os.sep)[:-2] for name in [*train.names, *val.names])
     assert set(val.names) != set(train_and_val(tmp_path / "d", 0.2, 1)[1].names)
     assert train_and_val(tmp_path / "d", 0.0, 0)[1] is None
-    assert "learnt by heart" in train_and_val("digits", 0.0, 0)[2][0]
+    assert "only measure memorisation" in train_and_val("digits", 0.0, 0)[2][0]
     photos(tmp_path / "d" / "val", a=3, b=2)
     train, val, _ = train_and_val(tmp_path / "d", 0.2, 0)
     assert (len(train), len(val)) == (50, 5)
@@ -146,9 +146,9 @@ def test_parts(tmp_path: Path) -> None:
 
 
 def test_classes_that_a_part_lacks(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Class 'rare' is missing from the validation part .1 image in all.*--val 0"):
+    with pytest.raises(DataError, match=r"Class 'rare' has no images to validate on .1 image in total.*--val 0"):
         train_and_val(photos(tmp_path / "one", a=10, b=10, rare=1), 0.1, 0)
-    with pytest.raises(DataError, match="one class"):
+    with pytest.raises(DataError, match=r"at least two classes; .* has only 'a'"):
         train_and_val(photos(tmp_path / "single", a=10), 0.1, 0)
     photos(tmp_path / "three" / "train", a=5, b=5, c=5)
     photos(tmp_path / "three" / "val", a=5, b=5)

@@ -1,6 +1,6 @@
-"""IMAGES -> BATCHES: sources, decoding, preprocessing, augmentation, data order, the loader, its cache and the doctor.
+"""Images -> batches: sources, decoding, preprocessing, augmentation, data order, the loader, its cache and the doctor.
 
-What does not belong here: anything that knows a model beyond its InputSpec, a loss, a metric, or a device's precision.
+What does not belong here: anything that knows more about a model than its InputSpec, losses, metrics, precision.
 """
 
 from __future__ import annotations

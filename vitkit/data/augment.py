@@ -1,6 +1,6 @@
-"""An image -> a training sample: pure functions of (image, rng), so that (seed, epoch, index) decides every pixel.
+"""Image -> training sample: pure functions of (image, rng), so that (seed, epoch, index) decides every pixel.
 
-The order is RandomResizedCrop, flip, RandAugment or colour jitter, random erasing; all on 8-bit pixels.
+The order is RandomResizedCrop, flip, RandAugment, colour jitter, random erasing; all on 8-bit pixels.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """How training images are varied.
+    """How training images are augmented.
 
     Args:
-        scale: share of the image's area that a random crop takes, least and most; None keeps the evaluation's resize.
-        ratio: width / height of a random crop, least and most.
-        interpolation: filter of the resize; None takes the InputSpec's.
+        scale: (min, max) share of the image's area that a random crop covers; None resizes as for evaluation.
+        ratio: (min, max) width / height of a random crop.
+        interpolation: filter of the resize (default: the InputSpec's).
         flip: probability of a horizontal flip.
-        color_jitter: most by which brightness, contrast and saturation change (0.4: a factor of 0.6 to 1.4).
-        rand_layers: operations of RandAugment on each image; 0 for none.
-        rand_magnitude: their strength, 10 being the authors' full scale; larger goes beyond it.
+        color_jitter: maximum change of brightness, contrast and saturation (0.4: a factor of 0.6 to 1.4).
+        rand_layers: RandAugment operations per image; 0 for none.
+        rand_magnitude: strength of RandAugment; 10 is the authors' full scale, and larger values go beyond it.
         erase: probability that a rectangle is erased.
-        erase_area: share of the image's area that is erased, least and most.
-        erase_fill: `mean` paints the rectangle in the mean colour, `noise` in random pixels.
+        erase_area: (min, max) share of the image's area that is erased.
+        erase_fill: `mean` fills the rectangle with the mean colour, `noise` with random pixels.
     """
 
     scale: tuple[float, float] | None = (0.08, 1.0)
@@ -69,32 +69,32 @@ class Augment:
             top = math.inf if name == "ratio" else 1.0
             if len(value) != 2 or not 0 < value[0] <= value[1] <= top:
                 raise ConfigError(
-                    f"{name} must be (least, most) with 0 < least <= most{' <= 1' if top == 1 else ''}; got {value!r}."
+                    f"{name} must be (min, max) with 0 < min <= max{' <= 1' if top == 1 else ''}; got {value!r}."
                 )
         if self.erase_fill not in ("mean", "noise"):
             raise ConfigError(f"erase_fill must be 'mean' or 'noise'; got {self.erase_fill!r}.")
         if self.interpolation == "lanczos":
-            raise ConfigError("interpolation of training crops is bilinear, bicubic or nearest; got 'lanczos'.")
+            raise ConfigError("interpolation of training crops must be bilinear, bicubic or nearest; got 'lanczos'.")
 
 
 def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "image") -> Tensor:
-    """One training sample: [C, H, W] uint8.
+    """Make one training sample, [C, H, W] uint8.
 
     Args:
-        raw: an encoded file's bytes, or a decoded image.
-        spec: what the model expects.
-        how: which variations.
-        rng: the sample's own generator; nothing else decides.
-        name: what to call the image in an error.
+        raw: the bytes of an encoded file, or a decoded image.
+        spec: the input that the model expects.
+        how: which augmentations.
+        rng: the sample's generator, the only source of randomness.
+        name: name of the image in error messages.
 
     Raises:
-        BadImage: names the image.
+        BadImage: the image cannot be read; the message names it.
     """
     if how.scale is None:
         x = pixels(decode(raw, name), spec, name)
     else:
         opened = header(raw, name) if isinstance(raw, bytes) else None
-        if opened is not None and opened.format not in JPEGS:  # only a JPEG gains from being opened alone
+        if opened is not None and opened.format not in JPEGS:  # only a JPEG can be decoded in part
             raw, opened = decode(raw, name), None
         box = random_box(*upright_size(opened or raw), how.scale, how.ratio, rng)
         cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)
@@ -114,7 +114,7 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
 
 
 def takes_many(how: Augment, spec: InputSpec, images: Sequence[Raw]) -> bool:
-    """Whether `augment_many` can do what `augment` does to these images."""
+    """Return whether `augment_many` can replace `augment` for these images."""
     count = {"gray": 1, "rgb": 3}.get(spec.channels)
     return (
         how.scale is not None
@@ -125,29 +125,29 @@ def takes_many(how: Augment, spec: InputSpec, images: Sequence[Raw]) -> bool:
 
 
 def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generators: Iterable[Rng]) -> Tensor:
-    """What `augment` makes of each image, to the byte: [n, C, H, W] uint8.
+    """Make many training samples, [n, C, H, W] uint8, byte for byte what `augment` makes of each image.
 
-    Crops of one size are resized together, which for small images saves much time.
+    Crops of the same size are resized together, which is much faster for small images.
 
     Args:
-        images: pixels [height, width, C] each, for which `takes_many` holds.
-        spec: what the model expects.
-        how: which variations.
-        generators: one for each image.
+        images: pixels [height, width, C] of each image, for which `takes_many` is true.
+        spec: the input that the model expects.
+        how: which augmentations.
+        generators: one per image; all draws for an image come before the next generator is taken.
     """
     assert how.scale is not None
     filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
     alike: dict[tuple[int, int], list[int]] = {}
     cuts: list[Array] = []
     flips: list[int] = []
-    erased: list[tuple[int, Painted]] = []
-    for i, (image, rng) in enumerate(zip(images, generators, strict=True)):  # the draws of `augment`, in its order
+    erased: list[tuple[int, Rectangle]] = []
+    for i, (image, rng) in enumerate(zip(images, generators, strict=True)):  # draws in the order of `augment`
         left, top, right, bottom = random_box(image.shape[1], image.shape[0], how.scale, how.ratio, rng)
         cuts.append(image[top:bottom, left:right])
         alike.setdefault((bottom - top, right - left), []).append(i)
         if rng.random() < how.flip:
             flips.append(i)
-        if rng.random() < how.erase and (found := painted(spec, how, rng)) is not None:
+        if rng.random() < how.erase and (found := draw_rectangle(spec, how, rng)) is not None:
             erased.append((i, found))
     stacks = [torch.from_numpy(np.stack([cuts[i] for i in those])).permute(0, 3, 1, 2) for those in alike.values()]
     resized = [resize_tensor(stack, spec.size, filter_) for stack in stacks]
@@ -160,13 +160,13 @@ def augment_many(images: Sequence[Any], spec: InputSpec, how: Augment, generator
 
 
 def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: Rng) -> Box:
-    """The box of a RandomResizedCrop: ten tries at an area and an aspect ratio, else the largest centred box.
+    """Draw the box of a RandomResizedCrop: ten tries at an area and an aspect ratio, else the largest centred box.
 
     Args:
-        width: of the image.
-        height: of the image.
-        scale: share of the area, least and most.
-        ratio: width / height, least and most; drawn evenly on a logarithmic scale.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
+        scale: (min, max) share of the image's area.
+        ratio: (min, max) width / height; its logarithm is drawn uniformly.
         rng: the sample's generator.
     """
     for _ in range(10):
@@ -183,25 +183,25 @@ def random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple
 
 
 def color_jitter(x: Tensor, strength: float, rng: Rng) -> Tensor:
-    """Change brightness, contrast and saturation, each by its own factor, in a random order.
+    """Change brightness, contrast and saturation, each by its own factor, in random order.
 
     Args:
-        x: [C, H, W] uint8, red, green and blue, or gray.
-        strength: factors lie between 1 - strength (not below 0) and 1 + strength.
+        x: [C, H, W] uint8, RGB or gray.
+        strength: factors are drawn from 1 - strength (at least 0) to 1 + strength.
         rng: the sample's generator.
     """
     factors = rng.uniform(max(0.0, 1 - strength), 1 + strength, 3)
     z = x.to(torch.float32)
     for which in rng.permutation(3):
         if which == 0:
-            z = z.mul_(float(factors[0]))  # away from black
+            z = z.mul_(float(factors[0]))
         elif which == 1:
-            # away from the mean gray, summed in whole numbers: threads must not change it
+            # The mean gray is a sum of whole numbers, so that the number of threads cannot change it.
             mean = _gray(z).round_().sum(dtype=torch.float64).item() / z[0].numel()
             z = z.sub_(mean).mul_(float(factors[1])).add_(mean)
         elif len(z) == 3:
             gray = _gray(z)
-            z = z.sub_(gray).mul_(float(factors[2])).add_(gray)  # away from the gray picture
+            z = z.sub_(gray).mul_(float(factors[2])).add_(gray)
         z = z.clamp_(0, 255)
     return z.round_().to(torch.uint8)
 
@@ -210,15 +210,15 @@ def _gray(z: Tensor) -> Tensor:
     return z[0] * 0.299 + z[1] * 0.587 + z[2] * 0.114 if len(z) == 3 else z[0].clone()
 
 
-Painted = tuple[int, int, Tensor]  # top, left, and what is painted there: [C, height, width] uint8
+Rectangle = tuple[int, int, Tensor]  # top, left, fill [C, height, width] uint8
 
 
-def painted(spec: InputSpec, how: Augment, rng: Rng) -> Painted | None:
-    """A random rectangle and its colours; None where ten tries find none that fits.
+def draw_rectangle(spec: InputSpec, how: Augment, rng: Rng) -> Rectangle | None:
+    """Draw a rectangle to erase and its fill; None if ten tries find none that fits.
 
     Args:
-        spec: its size is the image's; its mean and std are the colours.
-        how: area and fill: `mean`, or `noise` (normal, with the spec's mean and std).
+        spec: the input that the model expects: image size, and mean and std of the fill.
+        how: area and kind of fill; `noise` is normally distributed.
         rng: the sample's generator.
     """
     (H, W), C = spec.size, len(spec.mean)
@@ -237,15 +237,15 @@ def painted(spec: InputSpec, how: Augment, rng: Rng) -> Painted | None:
 
 
 def random_erase(x: Tensor, spec: InputSpec, how: Augment, rng: Rng) -> Tensor:
-    """Paint over one random rectangle.
+    """Return a copy of an image in which one random rectangle is erased.
 
     Args:
-        x: [C, H, W] uint8; not changed.
-        spec: see `painted`.
-        how: see `painted`.
+        x: [C, H, W] uint8.
+        spec: see `draw_rectangle`.
+        how: see `draw_rectangle`.
         rng: the sample's generator.
     """
-    found = painted(spec, how, rng)
+    found = draw_rectangle(spec, how, rng)
     if found is None:
         return x
     top, left, colour = found

@@ -1,4 +1,4 @@
-"""What a data set is: `Source`, the classes that sources are made of, and the stratified split."""
+"""`Source`, the interface of every data set; the classes that sources share; and the stratified split."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.model.config import InputSpec
 from vitkit.types import Array
 
-Splits = Mapping[str, Callable[[], "Source"]]  # the splits a data set has by itself, each opened when called
+Splits = Mapping[str, Callable[[], "Source"]]  # a data set's own splits; calling one opens it
 
 
 class Source(ABC):
-    """Images with labels, in an order that no file system decides.
+    """Labelled images, in an order that does not depend on the file system.
 
     Args:
-        labels: the class of each image, a number that indexes `class_names`.
-        class_names: names of the classes in the order of their numbers.
-        names: what each image is called: in errors, in lists of skipped files, in the fingerprint.
+        labels: the class of each image, an index into `class_names`.
+        class_names: names of the classes.
+        names: name of each image, for errors, lists of skipped files and the fingerprint (default: `row 0`, ...).
     """
 
-    in_memory = False  # whether reading costs nothing, so that worker processes would only be in the way
-    ready_for: InputSpec | None = None  # what `raw` was preprocessed for already, see cache.py
+    in_memory = False  # whether reading is free, so that worker processes would only slow it down
+    ready_for: InputSpec | None = None  # the InputSpec that `raw` is already preprocessed for; see cache.py
 
     def __init__(
         self, labels: Sequence[int] | Array, class_names: Sequence[str], names: Sequence[str] | None = None
@@ -51,26 +51,26 @@ class Source(ABC):
 
     @abstractmethod
     def raw(self, i: int) -> Raw:
-        """The encoded bytes of image `i`, or its pixels where the source holds pixels."""
+        """Return the encoded bytes of image `i`, or its pixels if the source holds pixels."""
 
     def read(self, i: int) -> tuple[Image.Image, int]:
-        """Image `i`, decoded, upright and in 8 bits, and its label.
+        """Return image `i`, decoded, upright and in 8 bits, and its label.
 
         Raises:
-            BadImage: names the image.
+            BadImage: the image cannot be read; the message names it.
         """
         return decode(self.raw(i), self.names[i]), int(self._labels[i])
 
     def sizes(self) -> Array | None:
-        """Bytes of each image's file, or None where that is unknown without reading."""
+        """Return the size in bytes of each image, or None if that is unknown without reading them."""
         return None
 
     def place(self, i: int) -> Path | None:
-        """The file that holds image `i` and nothing else, or None."""
+        """Return the file that holds image `i` alone, or None if there is no such file."""
         return None
 
     def fingerprint(self) -> str:
-        """A hash of what the data set is: class names, image names, labels, sizes of files."""
+        """Return a hash of the class names, image names, labels and file sizes."""
         h = hashlib.sha256(repr(self.class_names).encode())
         names = self.names if isinstance(self.names, StringTable) else StringTable(self.names)
         sizes = self.sizes()
@@ -79,13 +79,13 @@ class Source(ABC):
         return h.hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Images of each class."""
+        """Return the number of images in each class."""
         found = np.bincount(self.labels, minlength=len(self.class_names)) if len(self) else np.zeros(0, int)
         return {name: int(n) for name, n in zip(self.class_names, found)}
 
 
 class Numbered(Sequence[str]):
-    """Names of images that have none: `row 0`, `row 1`, ..."""
+    """Names for images without names: `row 0`, `row 1`, ..."""
 
     def __init__(self, length: int, word: str = "row") -> None:
         self.length, self.word = length, word
@@ -102,7 +102,7 @@ class Numbered(Sequence[str]):
 
 
 class Pixels(Source):
-    """Images that lie in memory.
+    """Images in memory.
 
     Args:
         images: [N, H, W] or [N, H, W, C] uint8.
@@ -122,16 +122,16 @@ class Pixels(Source):
     ) -> None:
         super().__init__(labels, class_names, names)
         if len(images) != len(self):
-            raise DataError(f"Expected one label for each image; got {len(images)} images and {len(self)} labels.")
+            raise DataError(f"Expected one label per image; got {len(images)} images and {len(self)} labels.")
         self._images = torch.from_numpy(np.array(images, dtype=np.uint8))
 
     def raw(self, i: int) -> Array:
-        """The pixels of image `i`, [H, W, C] uint8."""
+        """Return the pixels of image `i`, [H, W, C] uint8."""
         image: Array = self._images.numpy()[i]
         return image if image.ndim == 3 else image[:, :, None]
 
     def fingerprint(self) -> str:
-        """A hash of the class names, the labels and every pixel."""
+        """Return a hash of the class names, image names, labels and every pixel."""
         return hashlib.sha256((super().fingerprint()).encode() + self._images.numpy().tobytes()).hexdigest()
 
 
@@ -139,8 +139,8 @@ class Subset(Source):
     """Some images of another source, in a given order.
 
     Args:
-        source: the whole.
-        indices: which of its images.
+        source: the other source.
+        indices: positions of the images in it.
     """
 
     def __init__(self, source: Source, indices: Sequence[int] | Array) -> None:
@@ -176,15 +176,15 @@ class _Chosen(Sequence[str]):
 
 
 def stratified(labels: Array, held_share: float, seed: int) -> tuple[Array, Array]:
-    """Split indices into (kept, held out), class by class, so that both sides have every class.
+    """Split indices into (kept, held out), class by class.
 
     Args:
         labels: the class of each image.
-        held_share: part that is held out, over 0 and under 1; of a class with two images or more, at least one is.
-        seed: another seed is another split.
+        held_share: share of each class to hold out, between 0 and 1; at least one image of a class that has two.
+        seed: chooses which images.
     """
     if not 0 < held_share < 1:
-        raise ConfigError(f"The held-out share must lie between 0 and 1; got {held_share!r}.")
+        raise ConfigError(f"The held-out share must be between 0 and 1; got {held_share!r}.")
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)

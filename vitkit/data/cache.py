@@ -1,7 +1,8 @@
-"""Decoded images on disk: a JPEG is decoded once, later epochs copy bytes.
+"""Decoded images on disk: each JPEG is decoded once, and later epochs only copy bytes.
 
-A cache is a folder: images.u8 (all pixels, one image behind the other), index.npy (where each begins, its height, width
-and channels) and cache.json (what it was made from and how; written last, so that half a cache is none).
+A cache is a folder with three files: images.u8 (the pixels of all images, one after the other), index.npy (offset,
+height, width and channels of each image) and cache.json (what the cache was made from and how; written last, so that an
+unfinished cache is never used).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from vitkit.model.config import InputSpec
 from vitkit.types import Array, Progress
 
 VERSION = 1
-PIECE = 16  # images that a worker decodes at a time
+PIECE = 16  # images per task
 
 
 class CachedSource(Source):
-    """A source whose images were decoded before.
+    """A source whose images are already decoded.
 
     Args:
-        source: what the cache was made from; still gives names, labels and the fingerprint.
+        source: the source that was decoded; it provides names, labels and the fingerprint.
         folder: the cache.
     """
 
@@ -46,14 +47,14 @@ class CachedSource(Source):
         self._map()
 
     def _map(self) -> None:
-        # Mapped copy-on-write: nobody writes, but torch warns about memory that cannot be written to.
+        # Nobody writes to it, but torch warns about read-only memory, so it is mapped copy-on-write.
         empty = not (self.folder / "images.u8").stat().st_size
         self._pixels = (
             np.zeros(0, np.uint8) if empty else np.asarray(np.memmap(self.folder / "images.u8", np.uint8, mode="c"))
         )
 
     def raw(self, i: int) -> Array:
-        """The pixels of image `i`, [H, W, C] uint8."""
+        """Return the pixels of image `i`, [H, W, C] uint8."""
         if (why := self.bad.get(str(i))) is not None:
             raise BadImage(why)
         start, H, W, C = self._index[i].tolist()
@@ -68,11 +69,11 @@ class CachedSource(Source):
         return self.source.place(i)
 
     def fingerprint(self) -> str:
-        """That of the source."""
+        """Return the source's fingerprint."""
         return self.source.fingerprint()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_pixels"}  # a worker maps the file itself
+        return {k: v for k, v in self.__dict__.items() if k != "_pixels"}  # each worker maps the file itself
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -88,22 +89,22 @@ def cached(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> CachedSource:
-    """Open the cache of a source, after making it where there is none that fits.
+    """Open the cache of a source; decode the source first if there is no cache or it is out of date.
 
     Args:
-        source: where images come from.
-        folder: the cache's own folder; what is in it of another source, or made otherwise, is replaced.
-        spec: keep what evaluation feeds (resized, cropped, exact to the bit) instead of whole images.
-        short_side: reduce larger images until their shorter side is this long; smaller caches, for training only.
-            None keeps every pixel.
-        workers: processes that decode; None for one a core.
-        progress: called with (images done, images in all).
+        source: where the images come from.
+        folder: the cache's own folder; a cache of other data or other options is replaced.
+        spec: store the input of evaluation (resized and cropped, bit-exact) instead of whole images.
+        short_side: shrink larger images to this shorter side, in pixels, for training with a smaller cache
+            (default: keep every pixel).
+        workers: worker processes for decoding (default: one per core).
+        progress: called with (images done, total).
 
     Raises:
         OutputError: the folder cannot be written to.
     """
     if spec is not None and short_side is not None:
-        raise ConfigError("A cache is made for an InputSpec or with a short side; give one of them.")
+        raise ConfigError("Expected spec or short_side, not both; give one of them.")
     folder = Path(folder)
     exact = replace(spec, class_names=()) if spec is not None else None
     about = {
@@ -121,7 +122,8 @@ def cached(
             _make(source, folder, about, exact, short_side, workers, progress)
         except OSError as error:
             raise OutputError(
-                f"The cache {folder} could not be written: {error.strerror or error}. Choose a place with enough room."
+                f"The cache {folder} could not be written: {error.strerror or error}. Choose a folder on a disk with "
+                f"enough space."
             ) from error
     return CachedSource(source, folder)
 
@@ -176,17 +178,17 @@ class _Decode:
 
 
 def shrunk(raw: Raw, name: str, short_side: int | None) -> Array:
-    """Decode an image, reduced where its shorter side is longer than `short_side`: [H, W, C] uint8.
+    """Decode an image and shrink it if its shorter side exceeds `short_side`: [H, W, C] uint8.
 
     Args:
-        raw: what a source holds.
-        name: what to call it in an error.
-        short_side: pixels; None keeps the size.
+        raw: the image as a source holds it.
+        name: name of the image in error messages.
+        short_side: in pixels; None keeps the size.
     """
     image: Image.Image | None = None
     if short_side is not None and isinstance(raw, bytes):
         opened = header(raw, name)
-        if opened.format in JPEGS and opened.mode == "RGB":  # at a fraction of its size where that is enough
+        if opened.format in JPEGS and opened.mode == "RGB":  # decode at a fraction of the size if that is enough
             width, height = upright_size(opened)
             at_least = (short_side, short_side)
             image = Image.fromarray(region(raw, name, (0, 0, width, height), at_least, "rgb", 3, opened))

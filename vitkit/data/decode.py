@@ -1,15 +1,15 @@
-"""Bytes -> an 8-bit image, by declared rules; what cannot be read is named, never replaced by black.
+"""Bytes -> an 8-bit image, by these rules; an unreadable image is an error that names it, never a black image.
 
     EXIF orientation    applied
     animation           the first frame
-    alpha               dropped: the stored colours count, as in timm and torchvision
+    alpha               dropped, keeping the stored colours, as timm and torchvision do
     palette, CMYK, ...  converted by Pillow; colour profiles are ignored
-    16-bit gray         divided by 257 and rounded (65535 becomes 255); 32-bit whole numbers are taken for 16-bit ones
+    16-bit gray         divided by 257 and rounded (65535 becomes 255); 32-bit integers are treated as 16-bit ones
     floating point      0..1 becomes 0..255
-    over MAX_PIXELS     refused before a pixel is decoded
+    over MAX_PIXELS     refused before any pixel is decoded
 
-Evaluation sees the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
-never below the size that is wanted: `region`. Where simplejpeg is installed it does both; its pixels are the same.
+Evaluation uses the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
+but never below the size it needs: see `region`. If simplejpeg is installed, it does both, with the same pixels.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from vitkit.types import Array
 
 try:
     import simplejpeg  # type: ignore[import-untyped,import-not-found,unused-ignore]
-except ImportError:  # an accelerator: nothing but speed depends on it
+except ImportError:  # optional: it only makes decoding faster
     simplejpeg = None
 
-Raw = bytes | Image.Image | Array  # what a source holds: an encoded file, an image, or its pixels [H, W, C]
+Raw = bytes | Image.Image | Array  # an image as a source holds it: encoded bytes, a Pillow image, or pixels [H, W, C]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit, above which it refuses to open a file
+MAX_PIXELS = 178_956_970  # the limit above which Pillow itself refuses to open a file
 ORIENTATION = 0x0112  # the EXIF tag
-JPEGS = ("JPEG", "MPO")  # MPO: a JPEG with a second picture behind it, as telephones write it
+JPEGS = ("JPEG", "MPO")  # MPO: a JPEG followed by a second picture, as phones write it
 READY = ("RGB", "L", "RGBA", "LA")  # the modes that `decode` returns
 TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -50,7 +50,7 @@ TURNED = {
 }
 
 
-# Upright (X, Y) -> (x, y) as stored, in an image that is stored as w x h; for each orientation.
+# For each orientation: upright (X, Y) -> stored (x, y), in an image stored as w x h.
 STORED: dict[int, Callable[[int, int, int, int], tuple[int, int]]] = {
     1: lambda X, Y, w, h: (X, Y),
     2: lambda X, Y, w, h: (w - X, Y),
@@ -66,14 +66,14 @@ _lock = threading.Lock()
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings from Pillow; they are global, so one thread at a time."""
+    """Silence Pillow's warnings; warning filters are global, so only one thread at a time."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def reason(error: BaseException) -> str:
-    """Why a file could not be decoded, in words."""
+    """Describe why a file could not be decoded."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, UnidentifiedImageError):
         return "not an image in a format that Pillow reads"
@@ -87,10 +87,10 @@ def reason(error: BaseException) -> str:
 
 
 def bad(name: str, why: str) -> BadImage:
-    """The error of one image: its name, the reason, and what to do."""
+    """Make the error for one image: its name, the reason, and what to do."""
     return BadImage(
-        f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and training can leave "
-        f"them out (--bad-images skip)."
+        f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and --bad-images skip leaves "
+        f"them out."
     )
 
 
@@ -99,15 +99,15 @@ def header(raw: bytes, name: str) -> Image.Image:
 
     Args:
         raw: the file's bytes.
-        name: what to call it in an error.
+        name: name of the image in error messages.
 
     Raises:
-        BadImage: empty, of no known format, or larger than MAX_PIXELS.
+        BadImage: the file is empty, in an unknown format, or larger than MAX_PIXELS.
     """
     if not raw:
         raise bad(name, "the file is empty (0 bytes)")
     try:
-        with _quiet():  # sizes below our limit, damaged metadata
+        with _quiet():  # Pillow warns about large sizes that we allow, and about damaged metadata
             image = Image.open(io.BytesIO(raw))
     except Exception as error:
         raise bad(name, reason(error)) from error
@@ -121,23 +121,23 @@ def header(raw: bytes, name: str) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 when there is none or it is nonsense."""
+    """Return the EXIF orientation, 1 to 8; 1 if it is missing or invalid."""
     if "exif" not in image.info and image.format in JPEGS:
         return 1
     try:
         with _quiet():
             value = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged metadata says nothing about the pixels
+    except Exception:  # the pixels may be fine even if the metadata is damaged
         return 1
     return value if value in TURNED else 1
 
 
 def eight_bit(image: Image.Image, name: str) -> Image.Image:
-    """Bring a decoded image to 8 bits in one of the READY modes, by the rules above."""
+    """Convert a decoded image to 8 bits and one of the READY modes, by the rules above."""
     mode = image.mode
     if mode in READY:
         return image
-    if mode == "P":  # Pillow warns when transparency is lost on the direct way
+    if mode == "P":  # by way of RGBA, because Pillow warns if a direct conversion loses transparency
         return image.convert("RGBA") if "transparency" in image.info else image.convert("RGB")
     if mode == "1":
         return image.convert("L")
@@ -147,22 +147,22 @@ def eight_bit(image: Image.Image, name: str) -> Image.Image:
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
             raise bad(
                 name,
-                f"mode {mode} holds values from {values.min():g} to {values.max():g}; "
-                f"0 to {top:g} can be turned into 8 bits",
+                f"mode {mode} has values from {values.min():g} to {values.max():g}; only values from "
+                f"0 to {top:g} can be converted to 8 bits",
             )
         return Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
     return image.convert("RGB")
 
 
 def decode(raw: Raw, name: str = "image") -> Image.Image:
-    """Decode at full size, turned upright, in 8 bits (mode RGB, L, RGBA or LA).
+    """Decode an image at full size, upright, in 8 bits (mode RGB, L, RGBA or LA).
 
     Args:
-        raw: an encoded file's bytes, or an image or pixels that are decoded already.
-        name: what to call it in an error.
+        raw: the bytes of an encoded file, or an image or pixels that are already decoded.
+        name: name of the image in error messages.
 
     Raises:
-        BadImage: names the image and says why.
+        BadImage: the image cannot be decoded; the message names it and says why.
     """
     if isinstance(raw, np.ndarray):
         return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
@@ -172,7 +172,7 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
             turn, image = orientation(image), Image.fromarray(pixels)
             return image.transpose(TURNED[turn]) if turn != 1 else image
         image.load()
-        turn = orientation(image)  # after load: a PNG's metadata may stand behind its pixels
+        turn = orientation(image)  # after load, because a PNG's metadata may follow its pixels
         image = eight_bit(image, name)
         return image.transpose(TURNED[turn]) if turn != 1 else image
     except BadImage:
@@ -182,22 +182,22 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
 
 
 def to_channels(image: Image.Image, channels: Channels, count: int, name: str = "image") -> Image.Image:
-    """Convert a decoded image to what a model is fed.
+    """Convert a decoded image to the channels that a model takes.
 
     Args:
-        image: of one of the READY modes.
-        channels: `rgb`, `gray`, or `raw`: the image's own channels, which must be `count`.
-        count: channels the model takes.
-        name: what to call it in an error.
+        image: an image in one of the READY modes.
+        channels: `rgb`, `gray`, or `raw` for the image's own channels, of which there must be `count`.
+        count: number of channels that the model takes.
+        name: name of the image in error messages.
     """
     mode = {"rgb": "RGB", "gray": "L"}.get(channels, image.mode)
     if channels == "raw" and len(image.getbands()) != count:
-        raise bad(name, f"has {len(image.getbands())} channels ({image.mode}), the model takes {count}")
+        raise bad(name, f"has {len(image.getbands())} channels ({image.mode}), but the model takes {count}")
     return image if image.mode == mode else image.convert(mode)
 
 
 def upright_size(image: Raw) -> tuple[int, int]:
-    """(width, height) that `decode` would return."""
+    """Return the (width, height) of the image that `decode` would return."""
     if isinstance(image, bytes):
         image = header(image, "image")
     if isinstance(image, np.ndarray):
@@ -215,22 +215,22 @@ def region(
     count: int,
     opened: Image.Image | None = None,
 ) -> Array:
-    """Decode one region for training; a JPEG that is far larger than wanted is decoded at a fraction of its size.
+    """Decode one region for training; a JPEG much larger than needed is decoded at a fraction of its size.
 
     Args:
-        raw: an encoded file's bytes, or a decoded image or pixels.
-        name: what to call it in an error.
+        raw: the bytes of an encoded file, or a decoded image or pixels.
+        name: name of the image in error messages.
         box: the region, in pixels of the upright image at full size.
         size: (height, width) that the region will be resized to.
         channels: see `to_channels`.
         count: see `to_channels`.
-        opened: `header(raw, name)` where the caller has it already.
+        opened: `header(raw, name)`, if the caller already has it.
 
     Returns:
         [height, width, channels] uint8, not yet resized.
     """
     if isinstance(raw, np.ndarray):
-        part = np.ascontiguousarray(raw[box[1] : box[3], box[0] : box[2]])  # else torch's resize does it, and slower
+        part = np.ascontiguousarray(raw[box[1] : box[3], box[0] : box[2]])  # torch's resize would copy it, slower
         fits = channels == {1: "gray", 3: "rgb"}.get(raw.shape[2])
         return part if fits else _array(to_channels(decode(part, name), channels, count, name))
     if isinstance(raw, bytes):
@@ -269,7 +269,7 @@ def _array(image: Image.Image) -> Array:
 
 
 def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
-    """Decode a plain colour JPEG at 1/s of its size, or None where Pillow has to judge."""
+    """Decode an RGB JPEG at 1/s of its size with simplejpeg, or return None to leave it to Pillow."""
     if simplejpeg is None or image.format not in JPEGS or image.mode != "RGB":
         return None
     try:
@@ -280,12 +280,12 @@ def _turbo(raw: bytes, image: Image.Image, s: int) -> Array | None:
             min_height=-(-image.height // s) if s > 1 else 0,
             strict=True,
         )
-    except ValueError:  # damaged: whether it is an error, and which, is for Pillow to say
+    except ValueError:  # damaged: Pillow decides whether this is an error, and which
         return None
 
 
 def damage(raw: bytes, image: Image.Image) -> str | None:
-    """What libjpeg complains about in a JPEG that Pillow decodes all the same; None when all is well.
+    """Return libjpeg's complaint about a JPEG that Pillow decodes nevertheless, or None.
 
     Args:
         raw: the file's bytes.

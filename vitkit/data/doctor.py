@@ -1,6 +1,7 @@
-"""Every image of a data set, decoded once: what cannot be read and why, what needed a rule, what is there twice.
+"""Decode every image of a data set once and report unreadable images, unusual ones and duplicates.
 
-A finding is `bad` (training would stop at it, or skip it) or a `note` (it is read, by one of decode.py's rules).
+A finding is `bad` (the image cannot be read: training stops at it or skips it) or a `note` (the image is read by one of
+decode.py's rules).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, DataError, OutputError
 from vitkit.types import Progress
 
-PIECE = 16
-LONG_SIDE = 10_000  # pixels from which a side is worth a note
+PIECE = 16  # images per task
+LONG_SIDE = 10_000  # pixels; a longer side gets a note
 
-# The endings that belong to a format, where a name may lie.
+# The file endings of each format; any other ending gets a note.
 ENDINGS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "MPO": (".jpg", ".jpeg", ".jpe", ".mpo"),
@@ -40,15 +41,15 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found at one image.
+    """One finding about one image.
 
     Args:
-        split: where.
-        name: which image.
+        split: the image's split.
+        name: the image's name.
         level: `bad` or `note`.
-        reason: what it is, in words.
-        path: its file, where it has one of its own.
-        moved_to: where --fix has put it.
+        reason: what was found.
+        path: the image's file, if it has one of its own.
+        moved_to: where `move_aside` put the file.
     """
 
     split: str
@@ -61,17 +62,17 @@ class Finding:
 
 @dataclass
 class Report:
-    """What the doctor found.
+    """The doctor's report on a data set.
 
     Args:
-        data: the spec.
-        images: images of each split.
-        classes: for each split, images of each class.
-        sizes: for width and height, the least, the median and the largest.
-        modes: images of each format and mode.
+        data: the data set, as given to `examine`.
+        images: number of images in each split.
+        classes: number of images in each class of each split.
+        sizes: [minimum, median, maximum] of the width and the height, in pixels.
+        modes: number of images in each format and mode.
         findings: bad images and notes, in the order of the data.
-        duplicates: groups of images with the same pixels, each as [split, name].
-        seconds: how long it took.
+        duplicates: groups of images with the same pixels, each image as [split, name].
+        seconds: how long the examination took.
     """
 
     data: str
@@ -90,29 +91,29 @@ class Report:
 
     @property
     def notes(self) -> list[Finding]:
-        """The images that a rule was needed for."""
+        """The images that are read by a special rule."""
         return [f for f in self.findings if f.level == "note"]
 
     @property
     def across(self) -> list[list[list[str]]]:
-        """The duplicates that lie in more than one split: what is trained on is evaluated on."""
+        """The duplicates in more than one split: a model would be evaluated on images it was trained on."""
         return [group for group in self.duplicates if len({split for split, _ in group}) > 1]
 
     @property
     def imbalance(self) -> float | None:
-        """Images of the largest class of the first split for each one of the smallest; None where one is empty."""
+        """Size of the largest class of the first split divided by the smallest; None if a class is empty."""
         first: dict[str, int] = next(iter(self.classes.values()), {})
         least, most = min(first.values(), default=0), max(first.values(), default=0)
         return most / least if least else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
+        """Return the report as values that JSON can hold."""
         return asdict(self) | {"imbalance": self.imbalance, "duplicates_across_splits": self.across}
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one look at one image gave."""
+    """What a worker reports about one image."""
 
     row: tuple[str, int]
     size: tuple[int, int] | None
@@ -126,12 +127,12 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     """Decode every image of every split.
 
     Args:
-        spec: as for `open_source`.
-        workers: processes that decode; None for one a core.
-        progress: called with (images done, images in all).
+        spec: the data set, as for `open_source`.
+        workers: worker processes for decoding (default: one per core).
+        progress: called with (images done, total).
 
     Raises:
-        DataError: the data set itself cannot be opened.
+        DataError: the data set cannot be opened, or is empty.
     """
     start = time.monotonic()
     sources = {split: opened() for split, opened in open_splits(spec).items()}
@@ -142,7 +143,7 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     )
     total = sum(report.images.values())
     if not total:
-        raise DataError(f"{spec} holds no images.")
+        raise DataError(f"{spec} contains no images.")
     pieces = [
         (split, range(i, min(i + PIECE, len(source))))
         for split, source in sources.items()
@@ -203,19 +204,19 @@ class _Look:
 
 
 def describe(raw: bytes, name: str) -> tuple[list[str], str]:
-    """What is unusual about a file that can be opened, and its format.
+    """Return notes on what is unusual about an image file, and its format.
 
     Args:
         raw: the file's bytes.
-        name: its name, for its ending.
+        name: the file's name, whose ending is compared with the format.
 
     Raises:
-        BadImage: it cannot be opened.
+        BadImage: the file cannot be opened.
     """
     image = header(raw, name)
     notes, kind, ending = [], image.format or "?", Path(name).suffix.lower()
     if kind in ENDINGS and ending and ending not in ENDINGS[kind]:
-        notes.append(f"misnamed: a {kind} file that ends in {ending}")
+        notes.append(f"misnamed: a {kind} file with the ending {ending}")
     if image.mode == "CMYK":
         notes.append("CMYK: converted to RGB without its colour profile")
     elif image.mode.startswith("I") or image.mode == "F":
@@ -223,30 +224,30 @@ def describe(raw: bytes, name: str) -> tuple[list[str], str]:
     elif image.mode == "P":
         notes.append("palette: converted to RGB")
     elif image.mode in ("RGBA", "LA", "PA"):
-        notes.append("transparency: alpha is dropped")
+        notes.append("transparency: the alpha channel is dropped")
     if (frames := getattr(image, "n_frames", 1)) > 1:
-        notes.append(f"animated or many pages: the first of {frames} frames is used")
+        notes.append(f"animated or multi-page: only the first of {frames} frames is used")
     if (turn := orientation(image)) != 1:
         notes.append(f"EXIF-rotated: orientation {turn} is applied")
     if max(image.size) >= LONG_SIDE:
-        notes.append(f"very large: {image.width} x {image.height} px, slow to decode")
+        notes.append(f"very large: {image.width} x {image.height} px is slow to decode")
     if (hurt := damage(raw, image)) is not None:
-        notes.append(f"damaged JPEG data ({hurt}): part of the picture may be gray")
+        notes.append(f"damaged JPEG data ({hurt}): part of the image may be gray")
     return notes, kind
 
 
 def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
-    """Move the bad files of a folder out of it; nothing is deleted, and moved.json says where each came from.
+    """Move bad files out of a data folder; nothing is deleted, and moved.json records where each file was.
 
     Args:
-        report: what `examine` found; its findings are updated.
-        folder: where they go; None for the data's own name with `.bad` behind it.
+        report: the report of `examine`; its findings are updated.
+        folder: where to move the files (default: the data folder's name with `.bad` appended).
 
     Returns:
-        The folder, or None when there was nothing to move.
+        The folder, or None if there was nothing to move.
 
     Raises:
-        DataError: the data is no folder of files.
+        DataError: the data set is not a folder of files.
         OutputError: a file could not be moved.
     """
     if not report.bad:
@@ -254,7 +255,7 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
     kind, place = parse(report.data)
     if kind not in ("folder", "food") or any(f.path is None for f in report.bad):
         raise DataError(
-            f"Bad images can be moved out of a folder; {report.data} is a {kind!r} source. Remove the rows "
+            f"Expected a folder to move bad images out of; {report.data} is a {kind!r} source. Remove the rows "
             f"that the report names."
         )
     root = Path(place).expanduser().absolute()
@@ -274,9 +275,7 @@ def move_aside(report: Report, folder: str | Path | None = None) -> Path | None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(source, target)
             moved[str(target.relative_to(aside))] = {"from": str(source), "reason": found.reason}
-            record.write_text(
-                json.dumps(moved, indent=1) + "\n", encoding="utf-8"
-            )  # after each: a stopped run leaves a true record
+            record.write_text(json.dumps(moved, indent=1) + "\n", encoding="utf-8")  # after each file, in case it stops
             report.findings[n] = Finding(found.split, found.name, "bad", found.reason, found.path, str(target))
     except (OSError, ValueError) as error:
         raise OutputError(f"Bad images could not be moved to {aside}: {error}.") from error

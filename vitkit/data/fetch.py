@@ -1,4 +1,4 @@
-"""Fetching one file over http, resuming what was cut off, and unpacking a zip file safely."""
+"""Download a file over HTTP, resuming interrupted downloads, and unpack a zip file safely."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vitkit.errors import DataError
 
 
 def fetch(url: str, target: Path, *, advice: str, attempts: int = 3, timeout: float = 30.0) -> str:
-    """Download a file, unless it is there.
+    """Download a file unless it already exists.
 
-    What has come so far stays in `target`.part, and the next attempt, now or in another run, asks for the rest only.
+    A partial download stays in `target`.part; the next attempt, in this run or a later one, requests only the rest.
 
     Args:
-        url: where it comes from.
-        target: where it goes.
-        advice: what a user without network should do, one sentence for the error.
-        attempts: how often a cut connection is taken up again.
-        timeout: seconds without a byte after which the connection counts as cut.
+        url: the file to download.
+        target: where to save it.
+        advice: a sentence that tells a user without a network what to do; ends the error message.
+        attempts: number of tries (default: 3).
+        timeout: seconds without data after which a connection counts as lost (default: 30).
 
     Returns:
-        The file's sha256.
+        The file's SHA-256.
 
     Raises:
-        DataError: it could not be fetched; ends with `advice`.
+        DataError: the download failed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
@@ -43,7 +43,7 @@ def fetch(url: str, target: Path, *, advice: str, attempts: int = 3, timeout: fl
             break
         except urllib.error.HTTPError as error:
             error.close()
-            part.unlink(missing_ok=True) if error.code == 416 else None  # what we hold is not a start of it
+            part.unlink(missing_ok=True) if error.code == 416 else None  # the part is not the start of this file
             trouble = error
             if error.code not in (408, 416, 429) and error.code < 500:
                 break
@@ -51,7 +51,7 @@ def fetch(url: str, target: Path, *, advice: str, attempts: int = 3, timeout: fl
             trouble = error
         time.sleep(0.2 * attempt)
     if not target.exists():
-        raise DataError(f"{url} could not be fetched ({trouble}). {advice}") from trouble
+        raise DataError(f"{url} could not be downloaded ({trouble}). {advice}") from trouble
     with open(target, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -66,18 +66,18 @@ def _continue(url: str, part: Path, timeout: float) -> None:
             shutil.copyfileobj(answer, file)
             got = file.tell() - (have if resumed else 0)
     if length is not None and got != int(length):
-        raise ConnectionError(f"the connection was cut after {got} of {length} bytes")
+        raise ConnectionError(f"the connection was lost after {got} of {length} bytes")
 
 
 def unzip(path: Path, folder: Path) -> None:
-    """Unpack a zip file into a folder that appears complete or not at all.
+    """Unpack a zip file into a new folder, completely or not at all.
 
     Args:
         path: the zip file.
-        folder: must not exist yet.
+        folder: the folder to create; must not exist yet.
 
     Raises:
-        DataError: damaged, or with a member that would land outside the folder.
+        DataError: the file is damaged, or has a member that would be written outside the folder.
     """
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
@@ -87,7 +87,7 @@ def unzip(path: Path, folder: Path) -> None:
                 link = (member.external_attr >> 16) & 0o170000 == 0o120000
                 if not inside.is_relative_to(part.resolve()) or link:
                     raise DataError(
-                        f"{path} has a member {member.filename!r} that would land outside its folder; "
+                        f"{path} has a member {member.filename!r} that would be written outside its folder; "
                         f"nothing was unpacked."
                     )
             archive.extractall(part)

@@ -1,4 +1,4 @@
-"""A folder of images: train/<class>/*.jpg with val/ or test/ beside it, or <class>/*.jpg alone."""
+"""A folder of images: train/<class>/*.jpg next to val/ or test/, or just <class>/*.jpg."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Array
 
-# The folder names that mean a split, in the order in which they are looked for.
+# The folder names of each split, in the order in which they are tried.
 SPLIT_FOLDERS: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation"),
@@ -42,11 +42,11 @@ ENDINGS = (
 
 
 class Files(Source):
-    """Images that are files.
+    """Images in files.
 
     Args:
-        root: the folder that `names` start from.
-        names: path of each file, from `root`, with forward slashes.
+        root: the folder that `names` are relative to.
+        names: path of each file, relative to `root`, with forward slashes.
         labels: see Source.
         class_names: see Source.
     """
@@ -58,21 +58,21 @@ class Files(Source):
         self.root = root
 
     def raw(self, i: int) -> bytes:
-        """The bytes of file `i`."""
+        """Return the bytes of file `i`."""
         try:
             with open(os.path.join(self.root, self.names[i]), "rb") as file:
                 return file.read()
         except OSError as error:
             raise BadImage(
-                f"{self.names[i]}: cannot be read ({error.strerror}); expected a file below {self.root}."
+                f"{self.names[i]}: cannot be read ({error.strerror}); expected a file in {self.root}."
             ) from error
 
     def place(self, i: int) -> Path:
-        """The file of image `i`."""
+        """Return the file of image `i`."""
         return self.root / self.names[i]
 
     def sizes(self) -> Array:
-        """Bytes of each file; -1 where there is none."""
+        """Return the size in bytes of each file, -1 if it does not exist."""
 
         def size(name: str) -> int:
             try:
@@ -84,14 +84,14 @@ class Files(Source):
 
 
 def splits(place: str) -> Splits:
-    """The splits of a folder; see SOURCES.
+    """Return the splits of a folder.
 
     Args:
         place: the folder.
     """
     root = Path(place).expanduser()
     if not root.is_dir():
-        raise DataError(f"There is no folder {place!r}.")
+        raise DataError(f"Expected a folder of images; there is no folder {place!r}.")
     found: dict[str, Callable[[], Source]] = {}
     folders = {
         split: next((root / n for n in names if (root / n).is_dir()), None) for split, names in SPLIT_FOLDERS.items()
@@ -106,22 +106,22 @@ def splits(place: str) -> Splits:
 
 
 def class_folders(root: Path) -> list[str]:
-    """Names of the class folders below `root`, numbers in numeric order."""
+    """Return the names of the class folders in `root`, numbers in numeric order."""
     names = sorted((e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))), key=natural)
     if not names:
-        raise DataError(f"{root} has no class folders; expected {root}/<class>/<image>, one folder for each class.")
+        raise DataError(f"Expected {root}/<class>/<image>, one folder per class; {root} has no class folders.")
     return names
 
 
 def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
-    """List <class>/**/<image> below one folder, in an order that does not depend on the file system.
+    """List <class>/**/<image> in a folder, in an order that does not depend on the file system.
 
     Args:
         root: the folder of class folders.
-        class_names: classes and their numbers, where another split decides them.
+        class_names: the classes of the training split (default: the class folders).
 
     Raises:
-        DataError: no class folders, or one that `class_names` does not have.
+        DataError: there are no class folders, or one that is not in `class_names`.
     """
     here = class_folders(root)
     order = list(here if class_names is None else class_names)

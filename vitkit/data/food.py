@@ -1,4 +1,4 @@
-"""FoodVision Mini: 300 photos of pizza, steak and sushi, fetched once from the repository of its course."""
+"""FoodVision Mini: 300 photos of pizza, steak and sushi, downloaded once from the repository of its course."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ MANIFEST: dict[str, dict[str, int]] = {
 
 
 def cache_folder() -> Path:
-    """Where fetched data is kept: $VITKIT_CACHE, or vitkit below the user's cache folder."""
+    """Return the folder for downloaded data: $VITKIT_CACHE, or vitkit in the user's cache folder."""
     own = os.environ.get("VITKIT_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 def splits(place: str) -> Splits:
-    """The splits of FoodVision Mini.
+    """Return the splits of FoodVision Mini.
 
     Args:
-        place: a folder that holds train/ and test/ already; nothing to fetch it.
+        place: a folder with train/ and test/; empty to download it.
     """
     root = Path(place).expanduser() if place else fetched()
     if not root.is_dir():
         raise DataError(
-            f"There is no folder {place!r}; give the folder that holds train/ and test/, or 'food' alone to fetch it."
+            f"Expected a folder with train/ and test/; there is no folder {place!r}. Use 'food' alone to download it."
         )
     found = folder.splits(str(root))
     check(root, found)
@@ -41,18 +41,18 @@ def splits(place: str) -> Splits:
 
 
 def fetched(url: str = URL, manifest: dict[str, dict[str, int]] | None = None) -> Path:
-    """The folder of the photos, fetched and unpacked the first time; what came is recorded in source.json.
+    """Return the folder of the photos, after downloading it if necessary; source.json records the URL and the SHA-256.
 
     Args:
         url: the zip file.
-        manifest: what must be inside; MANIFEST when not given.
+        manifest: the expected number of images per split and class (default: MANIFEST).
     """
     home = cache_folder()
     root, archive = home / "pizza_steak_sushi", home / "pizza_steak_sushi.zip"
     if root.is_dir():
         return root
     sha256 = fetch(
-        url, archive, advice=f"Download it by hand and save it as {archive}, or unpack it anywhere and use food:FOLDER."
+        url, archive, advice=f"Download it yourself and save it as {archive}, or unpack it and use food:FOLDER."
     )
     unzip(archive, root)
     try:
@@ -68,17 +68,17 @@ def fetched(url: str = URL, manifest: dict[str, dict[str, int]] | None = None) -
 
 
 def check(root: Path, found: Splits, manifest: dict[str, dict[str, int]] | None = None) -> None:
-    """Refuse a folder whose splits, class names or counts are not those of the manifest.
+    """Raise a DataError unless a folder's splits, classes and counts are those of the manifest.
 
     Args:
-        root: what to call it.
+        root: the folder, for the error message.
         found: its splits.
-        manifest: what is expected; MANIFEST when not given.
+        manifest: the expected number of images per split and class (default: MANIFEST).
     """
     for split, expected in (manifest or MANIFEST).items():
         counts = found[split]().counts() if split in found else {}
         if counts != expected:
             raise DataError(
-                f"{root} is not FoodVision Mini: expected {split} to hold {expected}; got {counts}. "
-                f"Use folder:{root} if that is what you want."
+                f"{root} is not FoodVision Mini: expected {split} to contain {expected}; got {counts}. "
+                f"To use it anyway, give folder:{root}."
             )

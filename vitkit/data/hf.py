@@ -1,4 +1,4 @@
-"""A Hugging Face data set: `hf:folder` written by save_to_disk, or `hf:owner/name[:configuration]` from the hub."""
+"""A Hugging Face data set: `hf:folder`, written by save_to_disk, or `hf:owner/name[:configuration]` from the hub."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vitkit.types import Array
 
 
 class Rows(Source):
-    """Rows of one split; pixels stay in its memory-mapped files.
+    """One split of a Hugging Face data set; images stay in its memory-mapped files.
 
     Args:
-        rows: a `datasets.Dataset` with one column of images and one of classes.
-        where: what to call it in an error.
-        training: the training split, which decides the classes where the data set does not name them.
+        rows: a `datasets.Dataset` with a column of images and a column of classes.
+        where: name of the split in error messages.
+        training: the training split, which decides the classes if the data set does not name them.
     """
 
     def __init__(self, rows: Any, where: str, training: Any = None) -> None:
@@ -42,14 +42,14 @@ class Rows(Source):
             numbers = [number.get(str(v)) for v in values]
         if any(n is None or not 0 <= n < len(class_names) for n in numbers):
             raise DataError(
-                f"{where} has rows in column {label!r} without a class, or of one that training does not "
-                f"have; remove them first."
+                f"Expected a class of the training split in column {label!r} of every row; {where} has rows "
+                f"without one. Remove those rows."
             )
         super().__init__(numbers, class_names)
         self.rows = rows.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
 
     def raw(self, i: int) -> Raw:
-        """The encoded bytes of row `i`."""
+        """Return the encoded bytes of row `i`."""
         cell = self.rows[i][self.image]
         if cell["bytes"] is not None:
             return bytes(cell["bytes"])
@@ -59,10 +59,10 @@ class Rows(Source):
             raise BadImage(f"{self.names[i]}: cannot be read from {cell['path']!r} ({error}).") from error
 
     def sizes(self) -> Array:
-        """Bytes of each image; -1 for those that lie outside the data set."""
+        """Return the size in bytes of each image, -1 for those stored outside the data set."""
         import pyarrow.compute
 
-        compute: Any = pyarrow.compute  # its functions are made at run time
+        compute: Any = pyarrow.compute  # its functions are created at run time
         lengths: list[Array] = []
         for chunk in self.rows.with_format("arrow").iter(1000):
             found = compute.binary_length(compute.struct_field(chunk[self.image], "bytes")).fill_null(-1)
@@ -75,14 +75,14 @@ def _column(rows: Any, types: tuple[type, ...], usual: tuple[str, ...], what: st
     named = [name for name in usual if name in rows.features]
     for name in [n for n in usual if n in of_type] + of_type + named:
         return name
-    raise DataError(f"{where} has no column of {what}; its columns are: {', '.join(rows.features)}.")
+    raise DataError(f"Expected a column of {what} in {where}; its columns are: {', '.join(rows.features)}.")
 
 
 def splits(place: str) -> Splits:
-    """The splits of a Hugging Face data set.
+    """Return the splits of a Hugging Face data set.
 
     Args:
-        place: a folder written by save_to_disk, or a name on the hub, with `:configuration` where it has several.
+        place: a folder written by save_to_disk, or a name on the hub, with `:configuration` if it has several.
     """
     try:
         import datasets
@@ -90,7 +90,7 @@ def splits(place: str) -> Splits:
         raise MissingDependency("Hugging Face data sets need datasets: pip install 'vitkit[data]'.") from error
     library: Any = datasets
     if not place:
-        raise DataError("Expected hf:folder or hf:owner/name.")
+        raise DataError("Expected hf:folder or hf:owner/name; got 'hf' alone.")
     try:
         if Path(place).expanduser().is_dir():
             found = library.load_from_disk(str(Path(place).expanduser()))
@@ -100,8 +100,8 @@ def splits(place: str) -> Splits:
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         raise DataError(
-            f"The data set {place!r} could not be opened: {text} Expected a folder written by "
-            f"save_to_disk, or a name on the hub and a network."
+            f"Expected a folder written by save_to_disk, or the name of a data set on the hub; {place!r} could not "
+            f"be opened: {text}"
         ) from error
     if not isinstance(found, library.DatasetDict):
         return {"all": partial(Rows, found, place)}

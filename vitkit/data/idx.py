@@ -1,4 +1,4 @@
-"""IDX files, MNIST's format: *train*images-idx3-ubyte, *train*labels-idx1-ubyte, and t10k or test; plain or gzipped."""
+"""IDX, the format of MNIST: *train*images-idx3-ubyte and *train*labels-idx1-ubyte, and t10k or test; or gzipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitkit.data.base import Numbered, Pixels, Splits
 from vitkit.errors import DataError
 from vitkit.types import Array
 
-# Class names of well-known sets, found by the CRC-32 of their label files' content; else classes are their numbers.
+# Class names of well-known data sets, by the CRC-32 of their labels. The classes of all others are called 0, 1, ...
 KNOWN_NAMES: dict[int, tuple[str, ...]] = dict.fromkeys(
     (785835114, 606848831),  # Fashion-MNIST, training and test
     ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -23,7 +23,7 @@ PARTS = {"train": ("train",), "test": ("t10k", "test")}
 
 
 def splits(place: str) -> Splits:
-    """The splits of a folder of IDX files.
+    """Return the splits of a folder of IDX files.
 
     Args:
         place: the folder.
@@ -36,8 +36,8 @@ def splits(place: str) -> Splits:
             found[split] = partial(_read, images, labels, split)
     if not found:
         raise DataError(
-            f"No IDX files in {place!r}; expected pairs such as train-images-idx3-ubyte.gz and "
-            f"train-labels-idx1-ubyte.gz."
+            f"Expected pairs of IDX files such as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz; "
+            f"there are none in {place!r}."
         )
     return found
 
@@ -54,13 +54,13 @@ def _read(images: Path, labels: Path, split: str) -> Pixels:
 
 
 def read_idx(path: Path) -> Array:
-    """Read one IDX file of bytes.
+    """Read an IDX file of unsigned bytes.
 
     Args:
         path: the file; `.gz` is decompressed.
 
     Raises:
-        DataError: names the file and what is wrong with it.
+        DataError: the file is damaged or of another type.
     """
     try:
         data = path.read_bytes()
@@ -68,10 +68,10 @@ def read_idx(path: Path) -> Array:
         zero, kind, rank = struct.unpack(">HBB", data[:4])
         shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
     except (OSError, EOFError, struct.error, zlib.error) as error:
-        raise DataError(f"{path} is no complete IDX file: {error}.") from error
+        raise DataError(f"Expected a complete IDX file at {path}: {error}.") from error
     if zero or kind != 8 or not rank:
         raise DataError(f"{path}: expected an IDX file of unsigned bytes (type 8); got type {kind}.")
     values = np.frombuffer(data, np.uint8, offset=4 + 4 * rank)
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{path}: expected {shape} = {np.prod(shape, dtype=np.int64)} bytes; got {len(values)}.")
+        raise DataError(f"{path}: expected {np.prod(shape, dtype=np.int64)} bytes of data; got {len(values)}.")
     return values.reshape(shape)

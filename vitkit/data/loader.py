@@ -1,10 +1,10 @@
-"""Batches from a source: the same bytes for any number of workers, from any step, for any number of processes.
+"""Batches from a source: the same bytes for any number of workers and processes, starting at any step.
 
-    TrainLoader    endless, from step n: order(seed, step) -> augment(rng(seed, epoch, index)) -> mix(seed, step)
+    TrainLoader    endless, from step n: order(seed, step) -> augment(seed, epoch, index) -> mix(seed, step)
     EvalLoader     every image exactly once over all processes, preprocessed as the InputSpec says
 
-Workers only turn rows (epoch, index) into 8-bit pixels; they hold no random state. Batches are put together, normalised
-and mixed by the process that iterates, on the device it names.
+Workers only turn rows (epoch, index) into 8-bit pixels and hold no random state. The process that iterates assembles,
+normalises and mixes the batches, on the device of your choice.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Batch:
     """One batch.
 
     Args:
-        pixels: [B, C, H, W] float32, normalised (and mixed).
-        labels: [B] int64 classes.
-        index: [B] int64 place of each image in the source.
-        others: [B] int64 class of each image's partner in the mix; `labels` where nothing was mixed.
-        weight: [B] float32 share of each image that is its own; 1 where nothing was mixed.
+        pixels: [B, C, H, W] float32, normalised and, for training, mixed.
+        labels: [B] int64, the class of each image.
+        index: [B] int64, the position of each image in the source.
+        others: [B] int64, the class of the image that each one is mixed with; `labels` if nothing is mixed.
+        weight: [B] float32, the share of its own pixels in each image; 1 if nothing is mixed.
     """
 
     pixels: Tensor
@@ -55,13 +55,13 @@ class Batch:
         return len(self.labels)
 
     def targets(self, classes: int, smoothing: float = 0.0) -> Tensor:
-        """Soft targets [B, classes]; see `mix.soft_targets`."""
+        """Return soft targets, [B, classes]; see `mix.soft_targets`."""
         return mixing.soft_targets(self.labels, self.others, self.weight, classes, smoothing)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a batch is made of.
+    """A batch to make.
 
     Args:
         rows: the images to read.
@@ -72,12 +72,12 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Step(_Task):
-    """What a training batch is made of.
+    """A training batch to make.
 
     Args:
         step: its number.
-        plan: the mix.
-        places: where in the step's order the rows stand; see `TrainLoader.plan`.
+        plan: how it is mixed.
+        places: positions of the rows in the mixed global batch: this process's own, then partners from other processes.
     """
 
     step: int
@@ -111,20 +111,20 @@ class _Loader:
             raise ConfigError(f"bad_images must be one of {', '.join(get_args(BadImages))}; got {bad_images!r}.")
         share(1, rank, ranks)  # refuses a rank that is out of range
         if not len(source):
-            raise DataError("The data set is empty.")
+            raise DataError("Expected at least one image; the data set is empty.")
         self.source, self.spec, self.batch_size, self.seed = source, spec, batch_size, seed
         self.rank, self.ranks, self.prefetch = rank, ranks, prefetch
         self.device = torch.device(device) if device is not None else torch.device("cpu")
-        spare = how is not None and self.device.type != "cpu"  # the model trains elsewhere
+        spare = how is not None and self.device.type != "cpu"  # the cores are free: the model trains elsewhere
         self.workers = default_workers(source, ranks, spare) if workers is None else workers
         self.bad_images, self.on_bad = bad_images, on_bad
-        self.skipped: dict[str, str] = {}  # name -> why, of every image that was skipped so far
+        self.skipped: dict[str, str] = {}  # name -> reason, for every image skipped so far
         self._work = SampleWorker(source, spec, how, seed)
 
     def _pieces(self, tasks: Iterable[Planned], size: int) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
-        """The tasks with their results; each task is cut into pieces, and its bad rows are counted together."""
+        """Yield each task with its pixels and its unreadable rows; workers get a task in pieces."""
         piece = self._work.piece
-        given, awaited = itertools.tee(tasks)  # workers run ahead; what they were given is kept until it is awaited
+        given, awaited = itertools.tee(tasks)  # workers run ahead of the loop below
         cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
         ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
         pin = self.device.type == "cuda"
@@ -141,7 +141,7 @@ class _Loader:
             yield task, parts, bad
 
     def _skip(self, index: int, why: str) -> None:
-        """Record an image that cannot be read, or raise where the run shall fail."""
+        """Record an unreadable image, or raise if `bad_images` is `fail`."""
         if self.bad_images == "fail":
             raise BadImage(why)
         name = self.source.names[index]
@@ -150,30 +150,29 @@ class _Loader:
             if self.on_bad is not None:
                 self.on_bad(name, why)
 
-    def _labels(self, rows: list[Row]) -> Tensor:
-        return torch.from_numpy(self.source.labels[[i for _, i in rows]]).to(torch.int64)
-
-    def _to_device(self, x: Tensor) -> Tensor:
-        return x.to(self.device, non_blocking=True)
+    def _targets(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """Return the labels and the index of some rows, on the CPU."""
+        index = torch.tensor([i for _, i in rows], dtype=torch.int64)
+        return torch.from_numpy(self.source.labels)[index].long(), index
 
 
 class TrainLoader(_Loader):
-    """Endless augmented batches, a function of (seed, step).
+    """An endless sequence of augmented batches, a function of (seed, step).
 
     Args:
-        source: where images come from.
-        spec: what the model expects.
-        augment: how images are varied.
-        batch_size: images of a global batch, over all processes.
-        seed: the run's seed; decides order, augmentation and mixing.
-        mix: MixUp and CutMix.
-        rank: this process, from 0.
-        ranks: processes in all; each takes its part of every global batch.
-        workers: processes that decode; None for one a core (none for sources in memory, where the CPU trains).
-        prefetch: batches that are prepared ahead.
-        device: where batches are put and normalised.
-        bad_images: `fail` raises BadImage; `skip` puts the next readable image of the order in its place.
-        on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
+        source: where the images come from.
+        spec: the input that the model expects.
+        augment: how images are augmented (default: `Augment()`).
+        batch_size: images in a global batch, over all processes (default: 32).
+        seed: decides order, augmentation and mixing (default: 0).
+        mix: MixUp and CutMix (default: neither).
+        rank: this process, counted from 0.
+        ranks: number of processes; each takes its part of every global batch.
+        workers: worker processes for decoding (default: one per core; none for images in memory when the CPU trains).
+        prefetch: batches to prepare in advance (default: 2).
+        device: where batches are placed and normalised (default: the CPU).
+        bad_images: `fail` (the default) raises BadImage; `skip` uses the next readable image of the order instead.
+        on_bad: called with (name, error message) once for each skipped image; `skipped` records them too.
     """
 
     def __init__(
@@ -209,42 +208,35 @@ class TrainLoader(_Loader):
         )
         if batch_size < ranks:
             raise ConfigError(
-                f"A global batch of {batch_size} cannot be shared by {ranks} processes; give each at least one image."
+                f"Expected a global batch of at least one image per process; got {batch_size} images for {ranks} "
+                f"processes. Use a larger batch size."
             )
         self.order = Order(len(source), batch_size, seed=seed)
         self.mix = mix or Mix()
+        self._own = range(batch_size)[share(batch_size, rank, ranks)]  # positions in the mixed global batch
 
     def steps(self, epochs: float) -> int:
-        """Steps that make up so many epochs."""
+        """Return the number of steps in `epochs` epochs."""
         return self.order.steps(epochs)
 
-    def plan(self, step: int) -> tuple[mixing.Plan, list[int]]:
-        """What happens at a step: the mix, and the places in the step's order that this process needs.
-
-        Its own come first; behind them the partners that belong to another process.
-        """
-        plan = mixing.plan(self.mix, self.seed, step, self.batch_size)
-        own = range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)]
-        if plan.weight == 1.0:
-            return plan, list(own)
-        partners = dict.fromkeys(mixing.partner(o, self.batch_size) for o in own)
-        return plan, [*own, *(p for p in partners if p not in own)]
-
     def rows(self, step: int) -> list[Row]:
-        """(epoch, index) of the images this process reads at a step."""
+        """Return the (epoch, index) of the images that this process reads for a step."""
         return self._step(step).rows
 
     def _step(self, step: int) -> _Step:
-        plan, places = self.plan(step)
-        everything = self.order.rows(step)
-        return _Step([everything[plan.order[place]] for place in places], step, plan, places)
+        plan, places = mixing.plan(self.mix, self.seed, step, self.batch_size), list(self._own)
+        if plan.weight != 1.0:
+            partners = dict.fromkeys(mixing.partner(place, self.batch_size) for place in self._own)
+            places += [place for place in partners if place not in self._own]
+        batch = self.order.rows(step)
+        return _Step([batch[plan.order[place]] for place in places], step, plan, places)
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """The batches of steps start, start + 1, ... (up to `stop`, else for ever).
+        """Yield the batches of steps start, start + 1, ...
 
         Args:
-            start: first step; costs the same wherever it lies.
-            stop: step before which it ends.
+            start: first step; a later one takes no longer to reach (default: 0).
+            stop: the step to stop before (default: never stop).
         """
         steps = itertools.count(start) if stop is None else range(start, stop)
         for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks):
@@ -254,7 +246,7 @@ class TrainLoader(_Loader):
         return self.batches()
 
     def _replace(self, step: _Step, x: list[Tensor], bad: list[Bad]) -> tuple[_Step, list[Tensor]]:
-        """Put the next readable images of the order where bad ones were: batches keep their size."""
+        """Replace unreadable images by the next readable ones of the order, so that batches keep their size."""
         if not bad:
             return step, x
         rows = list(step.rows)
@@ -280,38 +272,36 @@ class TrainLoader(_Loader):
             if not bad:
                 return row, torch.as_tensor(x[0])
             self._skip(row[1], bad[0][1])
-        raise DataError("No image of the data set can be read; run `vitkit doctor` on it.")
+        raise DataError("No image in the data set can be read; run `vitkit doctor` on it to see why.")
 
     def _assemble(self, step: _Step, x: list[Tensor]) -> Batch:
-        rows, plan, places = step.rows, step.plan, step.places
-        count = len(range(self.batch_size)[share(self.batch_size, self.rank, self.ranks)])
-        labels = self._labels(rows)
-        z = normalize([self._to_device(part) for part in x], self.spec)
-        others, weight = labels[:count], 1.0
-        out = z[:count]
-        if plan.weight != 1.0:
-            at = {place: i for i, place in enumerate(places)}
-            partners = torch.tensor([at[mixing.partner(place, self.batch_size)] for place in places[:count]])
-            out, weight = mixing.apply(out, z[self._to_device(partners)], plan)
+        count = len(self._own)
+        labels, index = self._targets(step.rows)
+        z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
+        out, others, weight = z[:count], labels[:count], 1.0
+        if step.plan.weight != 1.0:
+            at = {place: i for i, place in enumerate(step.places)}
+            partners = torch.tensor([at[mixing.partner(place, self.batch_size)] for place in self._own])
+            out, weight = mixing.apply(out, z[partners.to(self.device, non_blocking=True)], step.plan)
             others = labels[partners]
-        index = torch.tensor([i for _, i in rows[:count]], dtype=torch.int64)
-        return Batch(out, *map(self._to_device, (labels[:count], index, others, torch.full((count,), weight))))
+        rest = (labels[:count], index[:count], others, torch.full((count,), weight))
+        return Batch(out, *(part.to(self.device, non_blocking=True) for part in rest))
 
 
 class EvalLoader(_Loader):
-    """Every image of a source once, in its order, preprocessed.
+    """Every image of a source once, in the source's order, preprocessed.
 
     Args:
-        source: where images come from.
-        spec: what the model expects.
-        batch_size: images of a batch of this process; the last may be smaller.
-        rank: this process, from 0.
-        ranks: processes in all; their parts differ by at most one image, and none is read twice.
-        workers: processes that decode; None for one a core (none for sources in memory).
-        prefetch: batches that are prepared ahead.
-        device: where batches are put and normalised.
-        bad_images: `fail` raises BadImage; `skip` leaves the image out.
-        on_bad: called with (name, sentence) once for every image that is skipped; `skipped` keeps them too.
+        source: where the images come from.
+        spec: the input that the model expects.
+        batch_size: images in a batch of this process; the last may be smaller (default: 32).
+        rank: this process, counted from 0.
+        ranks: number of processes; their parts differ by at most one image, and no image is read twice.
+        workers: worker processes for decoding (default: one per core; none for images in memory).
+        prefetch: batches to prepare in advance (default: 2).
+        device: where batches are placed and normalised (default: the CPU).
+        bad_images: `fail` (the default) raises BadImage; `skip` leaves the image out.
+        on_bad: called with (name, error message) once for each skipped image; `skipped` records them too.
     """
 
     def __init__(
@@ -345,12 +335,6 @@ class EvalLoader(_Loader):
             kept = [row for position, row in enumerate(rows) if position not in left_out]
             if not kept:
                 continue
-            labels = self._to_device(self._labels(kept))
-            index = self._to_device(torch.tensor([i for _, i in kept], dtype=torch.int64))
-            yield Batch(
-                normalize([self._to_device(part) for part in x], self.spec),
-                labels,
-                index,
-                labels,
-                torch.ones(len(kept), device=self.device),
-            )
+            z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
+            labels, index = (part.to(self.device, non_blocking=True) for part in self._targets(kept))
+            yield Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device))

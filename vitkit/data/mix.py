@@ -1,8 +1,8 @@
-"""MixUp (arXiv 1710.09412) and CutMix (arXiv 1905.04899) over the global batch: functions of (seed, step).
+"""MixUp (arXiv 1710.09412) and CutMix (arXiv 1905.04899) over the global batch, as functions of (seed, step).
 
-A step's global batch is put into an order drawn from rng(seed, step), and neighbours in it are couples. Processes take
-contiguous parts of that order, so a couple is split only where an odd part ends (the loader then reads the other half
-too), and any number of processes mixes the same pictures.
+Each step shuffles its global batch and mixes neighbours in pairs. Each process takes a contiguous part of the shuffled
+batch, so only a pair at the border of two parts can be separated; both processes then read both images. So any number
+of processes mixes the same images.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vitkit.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Which mixing, and how strong.
+    """How images are mixed.
 
     Args:
-        mixup: alpha of MixUp's Beta distribution; 0 for none.
-        cutmix: alpha of CutMix's; 0 for none. With both, each step draws one of them.
+        mixup: alpha of MixUp's Beta distribution; 0 for no MixUp.
+        cutmix: alpha of CutMix's Beta distribution; 0 for no CutMix. If both are given, each step draws one of them.
         probability: share of the steps that mix.
-        switch: with both, share of the mixing steps that use CutMix.
+        switch: share of CutMix in the steps that mix, if both are given.
     """
 
     mixup: float = 0.0
@@ -47,12 +47,13 @@ class Mix:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step does.
+    """How one step is mixed.
 
     Args:
-        order: the order of the global batch, a permutation.
-        weight: share of each picture that stays its own; 1.0 when nothing is mixed.
-        box: (top, left, bottom, right) that CutMix takes from the partner, in shares of the sides; None for MixUp.
+        order: a permutation of the global batch.
+        weight: share of its own pixels that each image keeps; 1.0 if nothing is mixed.
+        box: (top, left, bottom, right) of what CutMix takes from the partner, as fractions of the height and width;
+            None for MixUp.
     """
 
     order: list[int]
@@ -61,18 +62,18 @@ class Plan:
 
 
 def partner(place: int, count: int) -> int:
-    """The place of the picture that `place` is mixed with: its neighbour (for the odd one out, the first)."""
+    """Return the position that `place` is mixed with: its neighbour, or the first if it has none."""
     return place ^ 1 if place ^ 1 < count else 0
 
 
 def plan(mix: Mix, seed: int, step: int, count: int) -> Plan:
-    """Draw a step's plan.
+    """Draw how a step is mixed.
 
     Args:
-        mix: which mixing.
+        mix: how images are mixed.
         seed: the run's seed.
-        step: from 0.
-        count: pictures in the global batch.
+        step: counted from 0.
+        count: images in the global batch.
     """
     if not mix:
         return Plan(list(range(count)), 1.0, None)
@@ -95,7 +96,7 @@ def plan(mix: Mix, seed: int, step: int, count: int) -> Plan:
 
 
 def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
-    """Mix pictures with their partners.
+    """Mix images with their partners.
 
     Args:
         x: [B, C, H, W], normalised.
@@ -103,7 +104,7 @@ def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
         how: the step's plan.
 
     Returns:
-        The mixed pictures, and the share of each that is its own (CutMix: exact, in whole pixels).
+        The mixed images, and the share of its own pixels in each (for CutMix the exact share of whole pixels).
     """
     if how.weight == 1.0:
         return x, 1.0
@@ -117,14 +118,14 @@ def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
 
 
 def soft_targets(labels: Tensor, others: Tensor, weight: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Targets of mixed pictures: [B, classes], each row sums to one.
+    """Return the targets of mixed images, [B, classes]; each row sums to one.
 
     Args:
-        labels: [B] the pictures' own classes.
-        others: [B] their partners'.
-        weight: [B] share of each picture that is its own.
-        classes: K.
-        smoothing: share of each target that is spread over all classes.
+        labels: [B], the images' own classes.
+        others: [B], their partners' classes.
+        weight: [B], the share of its own pixels in each image.
+        classes: number of classes.
+        smoothing: share of each target to spread over all classes (default: 0).
     """
     low = smoothing / classes
     y = torch.full((len(labels), classes), low, device=labels.device)

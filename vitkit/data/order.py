@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -97,15 +96,12 @@ class Order:
                 f"and batch size {batch_size}."
             )
         self.count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
-        self._epoch = functools.lru_cache(maxsize=2)(self._draw)
+        self.epoch = functools.lru_cache(maxsize=2)(self._epoch)  # a batch may lie in two epochs
 
-    def _draw(self, epoch: int) -> Array:
-        small = np.arange(self.count, dtype=np.int32 if self.count < 2**31 else np.int64)
-        return rng(self.seed, "order", epoch).permutation(small) if self.shuffle else small
-
-    def epoch(self, epoch: int) -> Array:
+    def _epoch(self, epoch: int) -> Array:
         """The order of one epoch: a permutation of the samples that depends on (seed, epoch) alone."""
-        return self._epoch(epoch)
+        every = np.arange(self.count, dtype=np.int32 if self.count < 2**31 else np.int64)
+        return rng(self.seed, "order", epoch).permutation(every) if self.shuffle else every
 
     def rows(self, step: int) -> list[tuple[int, int]]:
         """Return the (epoch, index) of each sample in a step's global batch.
@@ -130,10 +126,3 @@ class Order:
     def steps(self, epochs: float) -> int:
         """Return the number of steps in `epochs` epochs; the last step may reach into the next epoch."""
         return math.ceil(round(epochs * self.count) / self.batch_size)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_epoch"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._epoch = functools.lru_cache(maxsize=2)(self._draw)

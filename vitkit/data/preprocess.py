@@ -1,7 +1,7 @@
-"""An image -> what a model was evaluated with: InputSpec, obeyed to the bit.
+"""Image -> evaluation input, exactly as the InputSpec says.
 
-Pillow's resize gives timm's and Hugging Face's Pillow pixels exactly; `backend="tensor"` resizes as Hugging Face's
-default processor does. Normalising is written as the three operations that everybody's is, in their order.
+With Pillow, the pixels equal those of timm and of Hugging Face's Pillow processor; `backend="tensor"` resizes like
+Hugging Face's default processor. Normalisation is the same three operations, in the same order, as in those libraries.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ FILTERS: dict[Interpolation, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-IN_CACHE = 2**16  # numbers
+IN_CACHE = 2**16  # numbers that fit into a core's cache
 
 
 def resized(width: int, height: int, spec: InputSpec) -> tuple[int, int]:
-    """(width, height) after the resize and before the crop.
+    """Return (width, height) after the resize and before the crop.
 
     Args:
-        width: of the image.
-        height: of the image.
-        spec: what the model expects.
+        width: width of the image in pixels.
+        height: height of the image in pixels.
+        spec: the input that the model expects.
     """
     H, W = spec.size
     if spec.resize == "squash":
         return W, H
     H, W = math.floor(H / spec.crop), math.floor(W / spec.crop)
-    if H == W:  # the shorter side becomes that long, the other is cut down to whole pixels
+    if H == W:  # the shorter side becomes H, the longer one is rounded down
         return (H, int(H * height / width)) if width <= height else (int(H * width / height), H)
-    ratio = min(height / H, width / W)  # both sides cover the wanted ones
+    ratio = min(height / H, width / W)  # the resized image covers H x W
     return round(width / ratio), round(height / ratio)
 
 
@@ -53,9 +53,9 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
     """Resize and crop a decoded image: [C, H, W] uint8.
 
     Args:
-        image: as `decode` returns it.
-        spec: what the model expects.
-        name: what to call the image in an error.
+        image: a decoded image.
+        spec: the input that the model expects.
+        name: name of the image in error messages.
     """
     image = to_channels(image, spec.channels, len(spec.mean), name)
     H, W = spec.size
@@ -65,8 +65,8 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
         x = resize_tensor(planes(np.array(image)), (height, width), spec.interpolation)
         return x[:, top : top + H, left : left + W]
     if width > W and image.width >= image.height and image.mode in ("RGB", "L"):
-        # Of such an image Pillow resizes the width first. Done in two steps, with the same result, the columns that the
-        # crop drops are never resized in height.
+        # Pillow resizes the width of such an image first. Cropping between the two passes gives the same pixels and
+        # saves resizing the height of columns that the crop drops.
         image = image.resize((width, image.height), FILTERS[spec.interpolation]).crop((left, 0, left + W, image.height))
         width, left = W, 0
     if image.size != (width, height):
@@ -77,22 +77,22 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
 
 
 def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
-    """A decoded image as a model expects it: [C, H, W] float32.
+    """Turn a decoded image into a model's input: [C, H, W] float32.
 
     Args:
-        image: as `decode` returns it.
-        spec: what the model expects.
-        name: what to call the image in an error.
+        image: a decoded image.
+        spec: the input that the model expects.
+        name: name of the image in error messages.
     """
     return normalize(pixels(image, spec, name)[None], spec)[0]
 
 
 def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
-    """Bring pixels to 0..1, subtract the mean, divide by the standard deviation.
+    """Scale pixels to 0..1, subtract the mean and divide by the standard deviation.
 
     Args:
-        x: [B, C, H, W] uint8, on any device; or several of them, which become one batch.
-        spec: what the model expects.
+        x: [B, C, H, W] uint8, on any device; or several of them, which are joined.
+        spec: the input that the model expects.
 
     Returns:
         [B, C, H, W] float32.
@@ -103,7 +103,7 @@ def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
     if device.type != "cpu":
         return torch.cat(parts).div(255).sub_(mean).div_(std)
     out = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.float32)
-    few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))  # so few images at a time stay in the processor's cache
+    few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))  # images per block
     start = 0
     for images in (images for part in parts for images in part.split(few)):
         out[start : start + len(images)].copy_(images).div_(255).sub_(mean).div_(std)
@@ -113,20 +113,20 @@ def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _colours(values: tuple[float, ...], device: torch.device) -> Tensor:
-    # Kept: a copy to a GPU, however small, would wait for all that the GPU has yet to do.
+    # Cached, because even a small copy to a GPU waits for all the work queued there.
     return torch.tensor(values, device=device)[:, None, None]
 
 
 def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
-    """Resize [C, H, W] or [n, C, H, W] uint8 by torch's antialiased filter.
+    """Resize with torch's antialiased filter.
 
     Args:
-        x: the pixels.
-        size: (height, width) wanted.
+        x: pixels, [C, H, W] or [n, C, H, W] uint8.
+        size: the new (height, width).
         interpolation: `bilinear`, `bicubic` or `nearest`.
     """
     if interpolation == "lanczos":
-        raise ConfigError("interpolation='lanczos' needs backend='pillow'; tensors have bilinear, bicubic and nearest.")
+        raise ConfigError("interpolation='lanczos' needs backend='pillow'; 'tensor' has bilinear, bicubic and nearest.")
     if x.ndim == 3:
         return resize_tensor(x[None], size, interpolation)[0]
     if interpolation == "nearest":
@@ -135,5 +135,5 @@ def resize_tensor(x: Tensor, size: tuple[int, int], interpolation: Interpolation
 
 
 def planes(array: Array) -> Tensor:
-    """Pixels [H, W, C] or [H, W] as [C, H, W], not copied."""
+    """View pixels [H, W, C] or [H, W] as a tensor [C, H, W], without a copy."""
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)

@@ -1,8 +1,7 @@
-"""RandAugment (arXiv 1909.13719) as the ViT authors use it: n operations drawn from sixteen, one strength for all.
+"""RandAugment (arXiv 1909.13719) as the ViT authors use it: n operations from OPERATIONS, all of the same strength.
 
-Strengths follow the authors' code: 10 is full scale, and a recipe's 15 or 20 goes past it. Geometric operations fill
-with gray. Every function takes and returns an 8-bit image; at strength 0 none but the parameterless ones changes it
-much.
+Strengths follow the authors' code: 10 is full scale, and recipes with 15 or 20 go beyond it. Geometric operations fill
+with gray. Every operation takes and returns an 8-bit image.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ Operation = Callable[[Image.Image, float, Rng], Image.Image]
 
 
 def _table(image: Image.Image, values: Array) -> Image.Image:
-    """Replace every level v by values[v]."""
+    """Replace every level v with values[v]."""
     levels = values.clip(0, 255).astype(np.uint8).tolist()
     return image.point(levels * len(image.getbands()))
 
 
 def brightness(image: Image.Image, factor: float) -> Image.Image:
-    """Multiply by `factor`: 0 is black, 1 the image."""
+    """Change the brightness: factor 0 gives black, 1 the original."""
     return _table(image, np.arange(256) * factor)
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Move away from the mean gray: 0 is flat gray, 1 the image."""
+    """Change the contrast: factor 0 gives the mean gray, 1 the original."""
     histogram = np.asarray(image.convert("L").histogram())
     mean = int((histogram @ np.arange(256)) / histogram.sum() + 0.5)
     return _table(image, mean + (np.arange(256) - mean) * factor)
 
 
 def blend_gray(image: Image.Image, factor: float) -> Image.Image:
-    """Move away from the gray picture (saturation): 0 is gray, 1 the image."""
+    """Change the saturation: factor 0 gives a gray image, 1 the original."""
     if image.mode == "L":
         return image
     return Image.blend(image.convert("L").convert("RGB"), image, factor)
@@ -121,9 +120,9 @@ def rand_augment(image: Image.Image, layers: int, magnitude: float, rng: Rng) ->
     """Apply `layers` operations, each drawn from OPERATIONS.
 
     Args:
-        image: RGB or L.
-        layers: how many.
-        magnitude: strength, 10 being full scale.
+        image: an image in mode RGB or L.
+        layers: number of operations.
+        magnitude: strength of the operations; 10 is full scale.
         rng: the sample's generator.
     """
     names = list(OPERATIONS)

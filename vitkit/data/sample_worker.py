@@ -1,4 +1,4 @@
-"""What a worker does: rows (epoch, index) -> 8-bit pixels, a function of them and the seed alone."""
+"""A worker's job: rows (epoch, index) -> 8-bit pixels, a function of the rows and the seed alone."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from vitkit.model.config import InputSpec
 from vitkit.types import Array
 
 Row = tuple[int, int]  # epoch, index in the source
-Bad = tuple[int, str]  # position in a piece, the error's sentence
+Bad = tuple[int, str]  # position in the rows, error message
 
-PIECE = 32  # images that a worker makes at a time: few, so that the last ones keep every worker busy
-TINY_PIECE = 128  # the same for tiny images in memory: handing over a piece costs the same however small it is
-TINY = 4096  # bytes of such an image, at most
+PIECE = 32  # images per task: few, so that every worker has something to do until the end
+TINY_PIECE = 128  # images per task for tiny images in memory, where handing over a task takes longer than an image
+TINY = 4096  # largest such image, in bytes
 
 
 class SampleWorker:
-    """Rows -> [n, C, H, W] uint8, and the rows that could not be read (their pixels are left out).
+    """Turn rows into [n, C, H, W] uint8, and list the rows that cannot be read; their pixels are left out.
 
     Args:
-        source: where images come from.
-        spec: what the model expects.
-        how: how they are varied; None for not at all.
-        seed: of every random number.
+        source: where the images come from.
+        spec: the input that the model expects.
+        how: how images are augmented; None to preprocess them for evaluation.
+        seed: the run's seed.
     """
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
@@ -46,11 +46,11 @@ class SampleWorker:
         self.piece = TINY_PIECE if self.tiny else PIECE
 
     def one(self, index: int, rng: np.random.Generator | None) -> Tensor:
-        """One image: [C, H, W] uint8.
+        """Make one image, [C, H, W] uint8.
 
         Args:
-            index: in the source.
-            rng: its random numbers, where it is varied.
+            index: its position in the source.
+            rng: its generator, if it is augmented.
         """
         name, raw = self.source.names[index], self.source.raw(index)
         if self.how is not None and rng is not None:
@@ -60,12 +60,12 @@ class SampleWorker:
         return pixels(decode(raw, name), self.spec, name)
 
     def __call__(self, rows: list[Row]) -> tuple[Tensor | Array, list[Bad]]:
-        """Many images, and those that could not be read."""
+        """Make many images."""
         out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
         bad: list[Bad] = []
         good = 0
         if self.how is not None and self.tiny:
-            with contextlib.suppress(BadImage):  # one is bad: which one, the loop below finds out
+            with contextlib.suppress(BadImage):  # the loop below finds out which one is bad
                 raws = [self.source.raw(index) for _, index in rows]
                 if takes_many(self.how, self.spec, raws):
                     return augment_many(raws, self.spec, self.how, sample_rngs(self.seed, rows)).numpy(), bad
@@ -76,5 +76,5 @@ class SampleWorker:
                 good += 1
             except BadImage as error:
                 bad.append((position, str(error)))
-        # A tensor comes through shared memory of its own; an array through a pipe, which is sooner set up.
+        # A tensor reaches the parent through shared memory, an array through a pipe, which is faster to set up.
         return out[:good].numpy() if self.tiny else out[:good], bad

@@ -1,4 +1,4 @@
-"""Two real photos that come with scikit-learn, for demos and figures without data."""
+"""Two real photos that come with scikit-learn, for demos and figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PHOTOS = ("china", "flower")
 
 
 def sample_photo(name: str) -> Image.Image:
-    """One of PHOTOS, 640 x 427 pixels."""
+    """Return one of PHOTOS, 640 x 427 pixels."""
     from sklearn.datasets import load_sample_image
 
     return Image.fromarray(load_sample_image(f"{name}.jpg"))

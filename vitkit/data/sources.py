@@ -1,7 +1,7 @@
 """The table of all kinds of data sets, and `open_source`.
 
-A spec is `kind:place` (`folder:photos`, `hf:cifar10`, `digits`) or a plain path, whose kind is then recognised.
-Every kind answers with its splits, unread: {"train": open, "val": open}, or {"all": open} where it has none.
+A data set is given as `kind:place` (`folder:photos`, `hf:cifar10`, `digits`) or as a path, whose kind is recognised.
+Each kind returns its splits unopened: {"train": open, "val": open}, or {"all": open} if it has no splits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SOURCES: dict[str, Callable[[str], Splits]] = {
     "tar": tar.splits,  # WebDataset shards
     "digits": digits.splits,  # scikit-learn's 1,797 digits, embedded
     "idx": idx.splits,  # MNIST's file format
-    "food": food.splits,  # FoodVision Mini, fetched once, or from a local path
+    "food": food.splits,  # FoodVision Mini, downloaded once, or a local copy
 }
 
-# The kind of a folder is that of the first row one of whose patterns it has a file for; else it is `folder`.
+# A folder is of the first kind here of which it has a matching file; otherwise it is a `folder`.
 RECOGNISED: dict[str, tuple[str, ...]] = {
     "hf": ("dataset_dict.json", "state.json"),
     "idx": ("*-idx?-ubyte", "*-idx?-ubyte.gz"),
@@ -33,13 +33,13 @@ RECOGNISED: dict[str, tuple[str, ...]] = {
 
 
 def open_splits(spec: str | Path) -> Splits:
-    """The splits a data set has by itself, each opened only when called.
+    """Return a data set's own splits; calling one opens it.
 
     Args:
-        spec: `kind:place` with a kind of SOURCES, or a path.
+        spec: `kind:place` with a kind from SOURCES, or a path.
 
     Raises:
-        DataError: nothing there, or nothing that is recognised.
+        DataError: there is nothing, or nothing that is recognised.
     """
     kind, place = parse(spec)
     return pick(SOURCES, kind, "data source")(place)
@@ -48,17 +48,17 @@ def open_splits(spec: str | Path) -> Splits:
 def open_source(spec: str | Path, split: str = "train", *, held_share: float = 0.1, seed: int = 0) -> Source:
     """Open one split of a data set.
 
-    A data set without a held-out part gets one: a stratified share of it, a function of `seed`.
+    If a data set has neither `val` nor `test`, a stratified share of it is held out.
 
     Args:
-        spec: `kind:place` with a kind of SOURCES, or a path: `photos`, `labels.csv`, `hf:cifar10`, `digits`, `food`.
-        split: `train`; `val` or `test` (each stands in for the other where only one exists); `all` for a data set
-            that has no splits of its own.
-        held_share: share that is held out where the data set has no held-out part.
-        seed: chooses that share.
+        spec: `kind:place` with a kind from SOURCES, or a path: `photos`, `labels.csv`, `hf:cifar10`, `digits`, `food`.
+        split: `train`; `val` or `test`, which mean the same if only one exists; or `all` if the data set has no splits
+            (default: `train`).
+        held_share: share to hold out if the data set has neither `val` nor `test` (default: 0.1).
+        seed: chooses which images are held out (default: 0).
 
     Raises:
-        DataError: no such place, or no such split; the message lists what there is.
+        DataError: there is no such data set or split; the message lists what there is.
     """
     splits = open_splits(spec)
     whole = splits.get("all", splits.get("train"))
@@ -70,25 +70,25 @@ def open_source(spec: str | Path, split: str = "train", *, held_share: float = 0
         raise DataError(f"{spec} has no split {split!r}; it has: {', '.join(splits)}.")
     if split == "all":
         if len(splits) > 1:
-            raise DataError(f"{spec} is split already; choose one of: {', '.join(splits)}.")
+            raise DataError(f"{spec} has splits of its own; choose one of: {', '.join(splits)}.")
         return _filled(whole(), spec, split)
     source = _filled(whole(), spec, split)
     if len(source) < 2:
-        raise DataError(f"{spec} holds one image; at least two are needed for a training and a held-out part.")
+        raise DataError(f"Expected at least two images, one to train on and one to hold out; {spec} has one.")
     kept, out = stratified(source.labels, held_share, seed)
     if not len(out):
-        raise DataError(f"{spec} has one image for each class, so none can be held out; use split 'all'.")
+        raise DataError(f"{spec} has one image per class, so none can be held out; use split 'all'.")
     return Subset(source, kept if split == "train" else out)
 
 
 def _filled(source: Source, spec: str | Path, split: str) -> Source:
     if not len(source):
-        raise DataError(f"{spec} holds no images in {split!r}.")
+        raise DataError(f"{spec} contains no images in {split!r}.")
     return source
 
 
 def parse(spec: str | Path) -> tuple[str, str]:
-    """(kind, place) of a spec; the kind of a plain path is recognised by what lies there."""
+    """Return (kind, place) of a data set; the kind of a path is recognised by what is there."""
     text = str(spec)
     kind, colon, place = text.partition(":")
     if not isinstance(spec, Path) and (text in SOURCES or (colon and kind in SOURCES)):
@@ -98,11 +98,11 @@ def parse(spec: str | Path) -> tuple[str, str]:
         for ending, of in {".csv": "csv", ".parquet": "parquet", ".tar": "tar"}.items():
             if path.suffix.lower() == ending:
                 return of, str(path)
-        raise DataError(f"{text} is one file; expected a folder of images, or a .csv, .parquet or .tar file.")
+        raise DataError(f"Expected a folder of images, or a .csv, .parquet or .tar file; {text} is another file.")
     if not path.is_dir():
         raise DataError(
-            f"There is no data at {text!r}: expected a folder, a .csv, .parquet or .tar file, or one of: "
-            f"{', '.join(SOURCES)}."
+            f"Expected a folder, a .csv, .parquet or .tar file, or one of {', '.join(SOURCES)}; "
+            f"there is no data at {text!r}."
         )
     for of, found in RECOGNISED.items():
         if any(next(path.glob(pattern), None) is not None for pattern in found):

@@ -1,7 +1,8 @@
-"""A million names in one piece of memory.
+"""A million names in one block of memory.
 
-A list of Python strings costs a hundred bytes a name, and every worker that touches it copies it (reference counts live
-beside the text). Here the text is one tensor and its borders another: torch hands both to workers without a copy.
+A list of Python strings takes a hundred bytes per name, and every worker that touches it copies it, because reference
+counts are stored with the text. Here all text is in one tensor and the borders are in another, and torch shares both
+with workers without a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class StringTable(Sequence[str]):
     """A read-only sequence of strings.
 
     Args:
-        names: the strings; surrogate escapes (file names that are no UTF-8) survive.
+        names: the strings; surrogate escapes (file names that are not UTF-8) are kept.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -46,15 +47,15 @@ class StringTable(Sequence[str]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the sequence takes."""
+        """Size of the table in bytes."""
         return self._text.nbytes + self._borders.nbytes
 
     def buffers(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
-        """The text and its borders, as they are hashed for a fingerprint."""
+        """Return the text and its borders, to be hashed for a fingerprint."""
         return self._text.numpy()[: int(self._borders[-1])], self._borders.numpy()
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which '2' comes before '10', and 'img2' before 'img10'."""
+    """Return a sort key that puts '2' before '10', and 'img2' before 'img10'."""
     parts = re.split(r"(\d+)", name)
     return tuple((0, int(p), p) if p.isdecimal() and p.isascii() else (1, 0, p) for p in parts if p)

@@ -1,4 +1,4 @@
-"""A table of images: a .csv or .parquet file with the columns path, label and, if there are any, split."""
+"""A table of images: a .csv or .parquet file with the columns path, label and, optionally, split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitkit.data.folder import SPLIT_FOLDERS, Files
 from vitkit.data.string_table import natural
 from vitkit.errors import DataError, MissingDependency
 
-# Headings that are understood, the first being the one to use.
+# The names that each column may have; the first is the preferred one.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "path": ("path", "file", "file_name", "filename", "image", "image_path"),
     "label": ("label", "class", "class_name", "target"),
@@ -22,32 +22,34 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def splits_csv(place: str) -> Splits:
-    """The splits of a .csv file.
+    """Return the splits of a .csv file.
 
     Args:
-        place: the file; paths in it start from its folder.
+        place: the file; paths in it are relative to its folder.
     """
     path = Path(place).expanduser()
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{place} cannot be read as a .csv file in UTF-8: {error}.") from error
+        raise DataError(f"Expected a .csv file in UTF-8 at {place}: {error}.") from error
     if not rows:
-        raise DataError(f"{place} is empty; expected a heading line with path,label and one line for each image.")
+        raise DataError(f"Expected the heading path,label and one line per image; {place} is empty.")
     heading = [cell.strip() for cell in rows[0]]
     lines = [(number, row) for number, row in enumerate(rows[1:], 2) if row]
     for number, row in lines:
         if len(row) != len(heading):
-            raise DataError(f"{place}, line {number}: expected {len(heading)} cells as in the heading; got {len(row)}.")
+            raise DataError(
+                f"{place}, line {number}: expected {len(heading)} cells, as in the heading; got {len(row)}."
+            )
     return _splits(path, heading, {name: [row[i].strip() for _, row in lines] for i, name in enumerate(heading)})
 
 
 def splits_parquet(place: str) -> Splits:
-    """The splits of a .parquet file.
+    """Return the splits of a .parquet file.
 
     Args:
-        place: the file; paths in it start from its folder.
+        place: the file; paths in it are relative to its folder.
     """
     try:
         from pyarrow import parquet
@@ -59,7 +61,7 @@ def splits_parquet(place: str) -> Splits:
         wanted = [name for names in COLUMNS.values() for name in names if name in heading]
         columns = parquet.read_table(path, columns=wanted).to_pydict()  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise DataError(f"{place} cannot be read as a .parquet file: {error}.") from error
+        raise DataError(f"Expected a .parquet file at {place}: {error}.") from error
     return _splits(path, heading, columns)
 
 
@@ -67,7 +69,7 @@ def _splits(path: Path, heading: Sequence[str], columns: dict[str, list[Any]]) -
     of = {kind: next((n for n in names if n in heading), None) for kind, names in COLUMNS.items()}
     for kind in ("path", "label"):
         if of[kind] is None:
-            raise DataError(f"{path} has no column {kind!r}; its columns are: {', '.join(heading)}.")
+            raise DataError(f"Expected a column {kind!r} in {path}; its columns are: {', '.join(heading)}.")
     names, values = columns[str(of["path"])], [str(value) for value in columns[str(of["label"])]]
     for row, (name, value) in enumerate(zip(names, values, strict=True), 2):
         if not isinstance(name, str) or not name or value in ("", "None"):
@@ -80,7 +82,7 @@ def _splits(path: Path, heading: Sequence[str], columns: dict[str, list[Any]]) -
         rows = {}
         for row, word in enumerate(columns[of["split"]]):
             if str(word).lower() not in meaning:
-                raise DataError(f"{path}, row {row + 2}: unknown split {word!r}; use one of: {', '.join(meaning)}.")
+                raise DataError(f"{path}, row {row + 2}: expected one of {', '.join(meaning)}; got split {word!r}.")
             rows.setdefault(meaning[str(word).lower()], []).append(row)
 
     def read(chosen: list[int]) -> Source:

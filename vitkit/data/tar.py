@@ -1,7 +1,7 @@
-"""WebDataset shards: tar files in which `key.jpg` stands beside `key.cls` (a number), or in which folders are classes.
+"""WebDataset shards: tar files with `key.jpg` next to `key.cls` (a number), or with a folder per class.
 
-The shards are listed once; the list is kept beside them (where that can be written) and images are then read at
-random, straight from their place in the shard.
+The shards are listed once, and the list is saved next to them if that folder can be written to. Images are then read in
+any order, directly from their place in a shard.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Array
 
-INDEX = ".vitkit-index-{}.json"  # beside the shards, one for each split
+INDEX = ".vitkit-index-{}.json"  # next to the shards, one per split
 
 
 class Shards(Source):
-    """Images inside tar files.
+    """Images in tar files.
 
     Args:
         shards: the tar files.
-        where: [N, 3] int64: shard, first byte and length of each image.
-        names: `shard/member` of each image.
+        where: [N, 3] int64, the shard, first byte and length of each image.
+        names: `shard/member`, the name of each image.
         labels: see Source.
         class_names: see Source.
     """
@@ -43,33 +43,24 @@ class Shards(Source):
     ) -> None:
         super().__init__(labels, class_names, StringTable(names))
         self.shards, self.where = shards, torch.from_numpy(where)
-        self._open: dict[int, int] = {}  # shard -> open file
 
     def raw(self, i: int) -> bytes:
-        """The bytes of image `i`."""
+        """Return the bytes of image `i`."""
         shard, start, length = self.where[i].tolist()
         try:
-            if shard not in self._open:
-                self._open[shard] = os.open(self.shards[shard], os.O_RDONLY)
-            # pread has no position: processes that were forked from one another share the open file safely.
-            return os.pread(self._open[shard], length, start)
+            with open(self.shards[shard], "rb") as file:
+                file.seek(start)
+                return file.read(length)
         except OSError as error:
             raise BadImage(f"{self.names[i]}: cannot be read ({error.strerror}).") from error
 
     def sizes(self) -> Array:
-        """Bytes of each image."""
+        """Return the size in bytes of each image."""
         return self.where[:, 2].numpy()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}
-
-    def __del__(self) -> None:
-        for file in self.__dict__.get("_open", {}).values():
-            os.close(file)
 
 
 def splits(place: str) -> Splits:
-    """The splits of a folder of shards: train-*.tar and val-*.tar, or train/*.tar and val/*.tar, or all of them.
+    """Return the splits of a folder of shards: train-*.tar and val-*.tar, train/*.tar and val/*.tar, or just *.tar.
 
     Args:
         place: the folder, or one .tar file.
@@ -86,7 +77,7 @@ def splits(place: str) -> Splits:
     if "train" not in found:
         found = {"all": sorted(path.glob("*.tar"), key=lambda f: natural(f.name))}
     if not any(found.values()):
-        raise DataError(f"No .tar shards in {place!r} (compressed ones cannot be read at random: decompress them).")
+        raise DataError(f"Expected .tar files in {place!r}; there are none. Decompress .tar.gz files first.")
     first = partial(read_shards, found["train"], "train") if "train" in found else None
     return {
         split: partial(read_shards, files, split, first if split != "train" else None) for split, files in found.items()
@@ -94,11 +85,11 @@ def splits(place: str) -> Splits:
 
 
 def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] | None = None) -> Shards:
-    """List the images of shards, or take the list that was kept.
+    """List the images in shards, or read the saved list.
 
     Args:
         shards: the tar files.
-        split: part of the kept list's name.
+        split: the split, part of the saved list's name.
         training: opens the training split, which decides the classes.
     """
     kept = shards[0].parent / INDEX.format(split)
@@ -112,20 +103,20 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
             part = kept.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps(index), encoding="utf-8")
             part.replace(kept)
-        except OSError:  # a place that cannot be written to: the list is made again next time
+        except OSError:  # the folder cannot be written to, so the list is made again next time
             pass
     rows = index["rows"]
     given = _class_names(shards[0].parent) or (list(training().class_names) if training is not None else [])
     found = sorted({row[4] for row in rows}, key=natural)
     if given and all(c.isdecimal() and int(c) < len(given) for c in found):
         class_names, number = given, {c: int(c) for c in found}
-    elif all(c.isdecimal() for c in found):  # numbers are what they say, also where some are missing
+    elif all(c.isdecimal() for c in found):  # a number is a class's index, even if other numbers are missing
         class_names = [str(n) for n in range(max((int(c) for c in found), default=-1) + 1)]
         number = {c: int(c) for c in found}
     else:
         class_names, number = given or found, {c: n for n, c in enumerate(given or found)}
         if unknown := [c for c in found if c not in number]:
-            raise DataError(f"{shards[0].parent} has a class {unknown[0]!r} that is not in its list of class names.")
+            raise DataError(f"{shards[0].parent} has a class {unknown[0]!r} that is not in its list of classes.")
     where = np.array([row[:3] for row in rows], np.int64).reshape(-1, 3)
     return Shards(
         shards, where, [f"{shards[row[0]].name}/{row[3]}" for row in rows], [number[r[4]] for r in rows], class_names
@@ -136,14 +127,16 @@ def _class_names(folder: Path) -> list[str]:
     for name in ("class_names.txt", "classnames.txt", "classes.txt"):
         for place in (folder, folder.parent):
             if (place / name).is_file():
-                return [
-                    line.strip() for line in (place / name).read_text(encoding="utf-8").splitlines() if line.strip()
-                ]
+                try:
+                    lines = (place / name).read_text(encoding="utf-8-sig").splitlines()
+                except (OSError, UnicodeDecodeError) as error:
+                    raise DataError(f"Expected class names in UTF-8 at {place / name}: {error}.") from error
+                return [line.strip() for line in lines if line.strip()]
     return []
 
 
 def _list(number: int, shard: Path) -> list[tuple[int, int, int, str, str]]:
-    """(shard, first byte, length, member, class) of each image of one shard."""
+    """Return (shard, first byte, length, member, class) of each image in one shard."""
     images: dict[str, tarfile.TarInfo] = {}
     classes: dict[str, str] = {}
     try:
@@ -156,21 +149,21 @@ def _list(number: int, shard: Path) -> list[tuple[int, int, int, str, str]]:
                 key = f"{folder}/{stem}"
                 if f".{ending.lower().rpartition('.')[2]}" in ENDINGS:
                     if key in images:
-                        raise DataError(f"{shard} holds two images with the key {key.strip('/')!r}; one is expected.")
+                        raise DataError(f"{shard}: expected one image per key; got two for {key.strip('/')!r}.")
                     images[key] = member
                 elif ending in ("cls", "txt", "json") and member.size < 1_000_000:
                     label = _label(ending, tar.extractfile(member).read())  # type: ignore[union-attr]
                     if label is not None:
                         classes.setdefault(key, label)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{shard} is not a complete, uncompressed tar file: {error}.") from error
+        raise DataError(f"Expected a complete, uncompressed tar file at {shard}: {error}.") from error
     rows = []
     for key, member in images.items():
         label = classes.get(key) or key.rpartition("/")[0].rpartition("/")[2]
         if not label:
             raise DataError(
-                f"{shard}: {member.name} has no class; expected {key.strip('/')}.cls beside it, or a "
-                f"folder named after the class."
+                f"{shard}: expected {key.strip('/')}.cls next to {member.name}, or a folder named after its class; "
+                f"it has neither."
             )
         rows.append((number, member.offset_data, member.size, member.name, label))
     return rows

@@ -1,4 +1,4 @@
-"""Processes that share out work: results come in the order of the tasks, and nothing random happens in them."""
+"""Worker processes: results come in the order of the tasks, and workers draw no random numbers of their own."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def parallel_map(
     """Yield work(task) for each task, in order.
 
     Args:
-        work: a function, or an object with `__call__`, that can be sent to another process.
-        tasks: what to do; taken from the iterable as they are needed, so it may be endless.
-        workers: processes; 0 works in this one.
-        ahead: tasks that each worker has waiting.
-        pin: whether tensors land in pinned memory, for a copy to the GPU that does not wait.
+        work: a callable that can be sent to another process.
+        tasks: the tasks; they are taken as needed, so there may be endlessly many.
+        workers: number of worker processes; 0 works in this process.
+        ahead: tasks queued for each worker (default: 2).
+        pin: whether tensors are placed in pinned memory, for asynchronous copies to a GPU (default: False).
     """
     if not workers:
         return map(work, tasks)
-    with warnings.catch_warnings():  # torch has an opinion on how many workers there should be; the caller asked
+    with warnings.catch_warnings():  # torch warns about more workers than cores, but the caller asked for them
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return iter(
             DataLoader(
@@ -45,19 +45,19 @@ def parallel_map(
                 prefetch_factor=ahead,
                 pin_memory=pin,
                 collate_fn=_same,
-                worker_init_fn=_quiet,
-                generator=torch.Generator().manual_seed(0),
+                worker_init_fn=_start_worker,
+                generator=torch.Generator().manual_seed(0),  # or it would draw from the global one
             )
-        )  # else it draws from the global generator
+        )
 
 
 def default_workers(source: Source, ranks: int = 1, spare: bool = False) -> int:
-    """One worker for each core that this process may use and does not share; none where reading costs nothing.
+    """Return the default number of workers: one per core that this process may use, or none for images in memory.
 
     Args:
-        source: where images come from.
-        ranks: processes that share the cores.
-        spare: whether the cores have nothing else to do, so that augmenting images in memory is worth processes too.
+        source: where the images come from.
+        ranks: number of processes that share the cores (default: 1).
+        spare: whether the cores are otherwise idle, so that augmenting images in memory is worth workers too.
     """
     if source.in_memory and not spare:
         return 0
@@ -66,7 +66,7 @@ def default_workers(source: Source, ranks: int = 1, spare: bool = False) -> int:
 
 
 class _Calls(Dataset[Any]):
-    """What DataLoader indexes: the result of a task."""
+    """A data set whose index is a task and whose item is its result."""
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self.work = work
@@ -79,16 +79,16 @@ def _same(result: Any) -> Any:
     return result
 
 
-def _quiet(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
+def _start_worker(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C and ends its workers
     parent, forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"
     expected = parent.pid if parent is not None and parent.pid is not None and forked else os.getppid()
     threading.Thread(target=_end_with, args=(expected,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent was killed. DataLoader's own worker sees that too, but while it starts it
-    does not look, and when it ends it waits for somebody to take the results that it still has."""
+    """End this process soon after its parent was killed. DataLoader's own check does not run while a worker starts, and
+    a worker that ends waits until someone takes its last results."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

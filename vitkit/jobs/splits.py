@@ -1,4 +1,4 @@
-"""Which images a run trains on and which it validates on. The test part is not opened here: `eval` alone touches it."""
+"""The training and validation parts of a data set. The test part is not opened here: only `eval` uses it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from vitkit.errors import DataError
 
 
 def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, Source | None, list[str]]:
-    """The training part and the validation part of a data set, and what there is to say about them.
+    """Open the training and validation parts of a data set; also return notes for the user.
 
-    A data set with a validation part of its own keeps it. Else a share of each class of train is held out, chosen by
-    `seed`. A data set without any parts has the same images held out that `vitkit eval` measures on by itself.
+    If the data set has no validation part, a share of each training class is held out, chosen by `seed`. If it has no
+    parts at all, the held-out images do not depend on `seed`: they are the ones that `vitkit eval` measures on.
 
     Args:
-        spec: what `open_splits` takes.
-        share: part of train that is held out; 0 trains on all of it, and validates on nothing.
-        seed: the run's.
+        spec: the data set, as for `open_splits`.
+        share: share of the training part to hold out; 0 trains on everything, without validation.
+        seed: the run's seed.
 
     Raises:
-        DataError: no training part, or a class that one of the parts lacks.
+        DataError: there is no training part, or one of the parts lacks a class.
     """
     splits, notes = open_splits(spec), list[str]()
     if "train" not in splits and "all" not in splits:
-        raise DataError(f"{spec} has no training part; it has: {', '.join(splits)}.")
+        raise DataError(f"Expected a training part in {spec}; it has only: {', '.join(splits)}.")
     train = splits["train" if "train" in splits else "all"]()
     if not len(train):
-        raise DataError(f"{spec} holds no images to train on.")
+        raise DataError(f"{spec} contains no images to train on.")
     if empty := [name for name, count in train.counts().items() if not count]:
-        raise DataError(f"Class {empty[0]!r} of {spec} has no image to train on; add some or remove the class.")
+        raise DataError(f"Class {empty[0]!r} of {spec} has no images to train on; add some or remove the class.")
     if len(train.class_names) < 2:
-        raise DataError(f"{spec} has one class, {train.class_names[0]!r}; a classifier needs at least two.")
+        raise DataError(f"Expected at least two classes; {spec} has only {train.class_names[0]!r}.")
     if share == 0:
         if "all" in splits:
             notes.append(
-                "All images are trained on: `vitkit eval` on the same data would measure what was learnt by heart."
+                "The run trains on all images, so `vitkit eval` on the same data would only measure memorisation."
             )
         return train, None, notes
     if "val" in splits and "train" in splits:
@@ -44,8 +44,8 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
         if val.class_names != train.class_names:
             other = sorted(set(train.class_names) ^ set(val.class_names))
             raise DataError(
-                f"The validation part of {spec} has other classes than train: {', '.join(other[:5])}. Make "
-                f"them the same, or use --val 0."
+                f"Expected the same classes in the training and validation parts of {spec}; only one of them has: "
+                f"{', '.join(other[:5])}. Make them the same, or use --val 0."
             )
         kept: Source = train
     else:
@@ -54,7 +54,7 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
     if missing := [name for name, count in val.counts().items() if not count]:
         images = train.counts()[missing[0]]
         raise DataError(
-            f"Class {missing[0]!r} is missing from the validation part ({images} "
-            f"image{'s' if images > 1 else ''} in all); add images of it, or use --val 0."
+            f"Class {missing[0]!r} has no images to validate on ({images} "
+            f"image{'s' if images > 1 else ''} in total); add images, or use --val 0."
         )
     return kept, val, notes
