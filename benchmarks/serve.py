@@ -273,8 +273,8 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
     turns, batcher = threading.Lock(), Batcher(run, max_batch=clients, max_delay=0.005, max_queue=8 * clients)
 
     def batched() -> None:
-        with batcher.reserve() as room:
-            room.submit(image).result()
+        with batcher.reserve() as submit:
+            submit(image).result()
 
     def alone() -> None:
         with turns:

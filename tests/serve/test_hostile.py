@@ -38,7 +38,7 @@ def test_five_hundred_hostile_requests(server: tuple[int, int]) -> None:
         assert memory(pid) - before < 60
 
 
-def test_a_client_that_never_finishes_its_head_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_finishes_its_head_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     import uvicorn

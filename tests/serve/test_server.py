@@ -147,9 +147,29 @@ def test_a_port_in_use_and_missing_weights(tmp_path: Path, command) -> None:
     assert (code, "none.pth" in error) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ([], ("localhost", "127.0.0.1", "[::1]")),
+        (["--host", "::1", "--allow-host", "Me.local:8000"], ("localhost", "127.0.0.1", "[::1]", "me.local")),
+        (["--host", "[::1]"], ("localhost", "127.0.0.1", "[::1]")),
+        (["--host", "0.0.0.0"], None),
+        (["--host", "0.0.0.0", "--allow-host", "a.example", "--allow-host", "b.example"], ("a.example", "b.example")),
+    ],
+)
+def test_a_local_server_answers_to_local_names_only(command, monkeypatch, options, hosts) -> None:
+    """Protection against DNS rebinding is on unless the server is open to the network."""
+    given = []
+    monkeypatch.setattr("vitkit.serve.service.load_service", lambda weights, settings, **how: given.append(settings))
+    monkeypatch.setattr(socket.socket, "bind", lambda *args: None)  # this machine may have no IPv6
+    with pytest.raises(AttributeError):  # there is no service
+        command("serve", "x", "--port", "0", *options)
+    assert given[0].hosts == hosts
+
+
 def test_open_to_everybody_is_said_aloud(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, error = command("serve", str(tmp_path / "none.pth"), "--host", "0.0.0.0", "--port", "0")
-    assert "warning: everybody who can reach 0.0.0.0" in error
+    assert "warning: everyone who can reach 0.0.0.0 can use this server" in error
     assert "--token" in error
     monkeypatch.setenv("VITKIT_TOKEN", "long-enough")
     assert "--token" not in command("serve", str(tmp_path / "none.pth"), "--host", "0.0.0.0", "--port", "0")[2]

@@ -14,44 +14,65 @@ from vitkit.cli.options import ENGINES, Device, ImageSize, Mean, Std, Weights, p
 def serve(
     weights: Weights,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; this machine alone by default.")
+        str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port; 0 for any free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")] = 8000,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
-            help=f"What runs the model: {ENGINES} (int8 and merged "
-            f"tokens: serve the exported file). cpu-fused on the CPU, else torch, "
-            f"when not given.",
+            help=f"Engine that runs the model: {ENGINES}. To serve int8 or merged tokens, serve an exported file "
+            f"(default: cpu-fused in float32 on the CPU, otherwise torch).",
         ),
     ] = None,
     device: Device = "auto",
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16; the file's own by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Type of the weights: float32 or bfloat16 (default: as in the file).")
+    ] = None,
     image_size: ImageSize = None,
     mean: Mean = None,
     std: Std = None,
-    max_batch: Annotated[int, typer.Option("--max-batch", help="Images through the model at once.")] = 16,
-    max_delay: Annotated[float, typer.Option("--max-delay", help="Milliseconds a batch waits for late images.")] = 10.0,
-    max_queue: Annotated[int, typer.Option("--max-queue", help="Images waiting; beyond it, 503.")] = 256,
-    max_files: Annotated[int, typer.Option("--max-files", help="Images in one request.")] = 32,
-    max_megabytes: Annotated[float, typer.Option("--max-megabytes", help="Size of one request.")] = 32.0,
-    max_megapixels: Annotated[float, typer.Option("--max-megapixels", help="Size of one image.")] = 50.0,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Maximum images per forward pass (default: 16).")] = 16,
+    max_delay: Annotated[
+        float, typer.Option("--max-delay", help="Maximum milliseconds a batch waits for more images (default: 10).")
+    ] = 10.0,
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", help="Maximum images accepted and not yet answered (default: 256).")
+    ] = 256,
+    max_requests: Annotated[
+        int, typer.Option("--max-requests", help="Maximum concurrent requests (default: 128).")
+    ] = 128,
+    max_files: Annotated[int, typer.Option("--max-files", help="Maximum images per request (default: 32).")] = 32,
+    max_megabytes: Annotated[
+        float, typer.Option("--max-megabytes", help="Maximum size of one request (default: 32).")
+    ] = 32.0,
+    max_megapixels: Annotated[
+        float, typer.Option("--max-megapixels", help="Maximum size of one image (default: 50).")
+    ] = 50.0,
     token: Annotated[
-        str | None, typer.Option("--token", envvar="VITKIT_TOKEN", help="Clients must send it as a bearer token.")
+        str | None,
+        typer.Option(
+            "--token", envvar="VITKIT_TOKEN", help="Token that clients must send as a bearer token (default: none)."
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", help="A name the server may be called by; may be given several times."),
+        typer.Option(
+            "--allow-host",
+            help="Host name under which clients may reach the server; repeat for several "
+            "(default: localhost if only this machine can reach it, otherwise any).",
+        ),
     ] = None,
-    embed_in: Annotated[str | None, typer.Option("--embed-in", help="Site that may show the page in a frame.")] = None,
+    embed_in: Annotated[
+        str | None, typer.Option("--embed-in", help="Site that may show the page in a frame (default: none).")
+    ] = None,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="Print every request.")] = False,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Serve by Ray Serve, on as many machines as its cluster has.")
-    ] = False,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, help="With --ray: copies of the model.")] = 1,
+    ray: Annotated[bool, typer.Option("--ray", help="Serve with Ray Serve, on all machines of its cluster.")] = False,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, help="With --ray, number of copies of the model (default: 1).")
+    ] = 1,
 ) -> None:
-    """Serve a model: a page to drop photos on, and an HTTP API that batches, holds under load, and explains."""
+    """Serve a model: a web page for photos, and an HTTP API for predictions, features and explanations."""
     if ray:
         from vitkit.optional import need
 
@@ -65,6 +86,7 @@ def serve(
         max_batch=max_batch,
         max_delay=max_delay / 1000,
         max_queue=max_queue,
+        max_requests=max_requests,
         max_files=max_files,
         max_megabytes=max_megabytes,
         max_megapixels=max_megapixels,
@@ -83,8 +105,8 @@ def serve(
     with listen(host, port) if not ray else nullcontext() as bound:
         if not local:
             print(
-                f"vitkit: warning: everybody who can reach {host} can use this server"
-                + ("." if token else "; ask for a token with --token."),
+                f"vitkit: warning: everyone who can reach {host} can "
+                + ("load the page." if token else "use this server; require a token with --token."),
                 file=sys.stderr,
             )
         if bound is None:
@@ -107,8 +129,8 @@ def serve(
         service.warm()
         name, number = bound.getsockname()[:2]
         print(
-            f"vitkit: {weights} is served at http://{f'[{name}]' if ':' in name else name}:{number} "
-            f"({service.device}, engine {service.engine}); Ctrl-C stops it.",
+            f"vitkit: serving {weights} at http://{f'[{name}]' if ':' in name else name}:{number} "
+            f"({service.device}, engine {service.engine}); press Ctrl-C to stop.",
             flush=True,
         )
         run(create_app(service), bound, log_requests=log_requests)

@@ -1,6 +1,6 @@
-"""HTTP -> predict, embed, explain: the app, its batching, its limits, and the web page.
+"""Serve a model over HTTP: the app, batching, limits, and the web page.
 
-What does not belong here: how a model computes, how an image is prepared, what an explanation is; those are asked for.
+What does not belong here: how a model computes, how images are preprocessed, and how explanations are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes. Each reads a request, asks the service, and writes an answer; OpenAPI is made from what stands here."""
+"""The routes: each reads a request, asks the service, and writes an answer. FastAPI derives OpenAPI from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 import vitkit
 from vitkit.errors import RequestError, VitkitError
 from vitkit.serve import explaining, pages
-from vitkit.serve.middleware import Middleware, body_of, extra, status_of
+from vitkit.serve.middleware import Middleware, error_response
 from vitkit.serve.service import Service
 from vitkit.serve.uploads import BODY, Upload, read_uploads
 
@@ -34,66 +34,66 @@ class Top(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What the model says of one image, the likeliest class first."""
+    """The prediction for one image, the most likely class first."""
 
     name: str
     top: list[Top]
 
 
 class Predictions(BaseModel):
-    """One result for each image, in their order."""
+    """One result per image, in order."""
 
     results: list[Prediction]
 
 
 class Embedding(BaseModel):
-    """y of Eq. 4 of one image."""
+    """The features of one image: y of Eq. 4."""
 
     name: str
     embedding: list[float]
 
 
 class Embeddings(BaseModel):
-    """One result for each image, in their order."""
+    """One result per image, in order."""
 
     width: int
     results: list[Embedding]
 
 
 class Explanation(BaseModel):
-    """The numbers of an explanation; null where a head is pruned."""
+    """The values of an explanation; null where a head was pruned."""
 
     name: str
     kind: str
     grid: list[int] = Field(description="Rows and columns of patches.")
-    prefix_tokens: int = Field(description="Tokens before the patches in every row.")
+    prefix_tokens: int = Field(description="Number of tokens before the patches in every row.")
     shape: list[int]
     values: list[Any]
 
 
-class Refusal(BaseModel):
-    """Why a request was not answered, in one sentence."""
+class Error(BaseModel):
+    """Why a request failed, in one sentence."""
 
     error: str
     kind: str
 
 
 class Health(BaseModel):
-    """Whether the server lives, or is ready."""
+    """Whether the server is alive, or ready."""
 
     status: str
 
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Refusal, "description": words}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Error, "description": words}
     for code, words in {
         400: "The request cannot be read.",
         401: "The token is missing or wrong.",
-        408: "It did not arrive in time.",
-        413: "Over one of the limits.",
-        415: "Neither multipart nor JSON.",
-        422: "An image or a choice that does not fit.",
-        503: "No room just now; Retry-After says when to try again.",
+        408: "The request did not arrive in time.",
+        413: "The request exceeds one of the limits.",
+        415: "The body is neither multipart nor JSON.",
+        422: "An image or a parameter does not fit the model.",
+        503: "The server is busy; Retry-After says when to try again.",
     }.items()
 }
 ARRAY: dict[str, Any] = {"content": {"application/json": {}, "image/png": {}, "application/x-npy": {}}}
@@ -104,15 +104,15 @@ Number = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
 
 
 def create_app(service: Service) -> Middleware:
-    """The app of a service, behind its middleware: API, page, health and metrics. Any ASGI server runs it.
+    """Create the app of a service, behind its middleware: API, page, health and metrics. Any ASGI server can run it.
 
     Args:
-        service: a model and its limits.
+        service: the model and its limits.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.warm)  # before a port is open: whoever is let in is answered
+        await asyncio.to_thread(service.warm)  # before the port opens, so that the first request is answered
         yield
         await asyncio.to_thread(service.close)
 
@@ -123,30 +123,30 @@ def create_app(service: Service) -> Middleware:
         redoc_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
-        description=f"{service.source or 'A Vision Transformer'}: predictions, features, explanations.",
+        description=f"Predictions, features and explanations from {service.source or 'a Vision Transformer'}.",
     )
     _answer_errors(app, service)
     _api(app, service)
-    _house(app, service)
+    _operations(app, service)
     _pages(app)
     return Middleware(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:
-    """Every error is one JSON object with one sentence; nothing of the server's inside is shown."""
+    """Answer every error with one JSON object that holds one sentence and shows no internals of the server."""
 
     def answer(status: int, error: str, kind: str, headers: Any = None) -> JSONResponse:
         return JSONResponse({"error": error, "kind": kind}, status, headers)
 
     @app.exception_handler(VitkitError)
     async def known(request: Request, error: VitkitError) -> JSONResponse:
-        return JSONResponse(body_of(error), status_of(error), extra(error, service))
+        return error_response(error, service)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         words = {
-            404: "There is nothing at this address; /docs describes the API.",
-            405: "This address does not take this method.",
+            404: "Nothing was found at this address; /docs describes the API.",
+            405: "This address does not support this method; /docs describes the API.",
         }
         return answer(error.status_code, words.get(error.status_code, str(error.detail)), "RequestError", error.headers)
 
@@ -157,11 +157,11 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return answer(400, "The request ended before its body did.", "RequestError")
+        return answer(400, "The client disconnected before it had sent the whole request.", "RequestError")
 
     @app.exception_handler(Exception)
     async def ours(request: Request, error: Exception) -> JSONResponse:
-        return answer(500, "The server made a mistake; its log says which.", "ServerError")
+        return answer(500, "Internal server error; see the server log.", "ServerError")
 
 
 def _api(app: FastAPI, service: Service) -> None:
@@ -170,12 +170,12 @@ def _api(app: FastAPI, service: Service) -> None:
     async def one_upload(request: Request) -> Upload:
         uploads = await read_uploads(request, settings)
         if len(uploads) != 1:
-            raise RequestError(f"Expected one image; got {len(uploads)}. Send each in a request of its own.")
+            raise RequestError(f"Expected one image; got {len(uploads)}. Send each image in its own request.")
         return uploads[0]
 
-    @app.post("/v1/predict", response_model=Predictions, responses=REFUSALS, openapi_extra=BODY, tags=["model"])
+    @app.post("/v1/predict", response_model=Predictions, responses=ERRORS, openapi_extra=BODY, tags=["model"])
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=10_000)] = 5) -> Predictions:
-        """The likeliest classes of each image, with their probabilities."""
+        """The most likely classes of each image, with their probabilities."""
         found = await service.predict(await read_uploads(request, settings), top)
         return Predictions(
             results=[
@@ -184,9 +184,9 @@ def _api(app: FastAPI, service: Service) -> None:
             ]
         )
 
-    @app.post("/v1/embed", response_model=Embeddings, responses=REFUSALS, openapi_extra=BODY, tags=["model"])
+    @app.post("/v1/embed", response_model=Embeddings, responses=ERRORS, openapi_extra=BODY, tags=["model"])
     async def embed(request: Request) -> Embeddings:
-        """The features of each image: y of Eq. 4, the class token (or the mean of the patches) after the last norm."""
+        """The features of each image: y of Eq. 4, the class token (or the mean of the patches) after the final norm."""
         uploads = await read_uploads(request, settings)
         found = await service.embed(uploads)
         return Embeddings(
@@ -199,7 +199,7 @@ def _api(app: FastAPI, service: Service) -> None:
         response_model=Explanation,
         openapi_extra=BODY,
         tags=["model"],
-        responses={**REFUSALS, 200: {**ARRAY, "description": "An overlay (PNG), or the numbers (JSON, NPY)."}},
+        responses={**ERRORS, 200: {**ARRAY, "description": "An overlay (PNG), or the values (JSON, NPY)."}},
     )
     async def explain(
         request: Request,
@@ -210,7 +210,7 @@ def _api(app: FastAPI, service: Service) -> None:
         target: Number = None,
         format: Annotated[Literal["png", "json", "npy"], Query()] = "png",
     ) -> Any:
-        """Where the model looks: one image with an overlay, or the numbers behind it."""
+        """Where the model looks: an overlay on the image, or the values behind it."""
         upload = await one_upload(request)
         ask = explaining.Question(kind=kind.value, layer=layer, head=head, query=query, target=target)
         if format == "png":
@@ -236,7 +236,7 @@ def _api(app: FastAPI, service: Service) -> None:
         openapi_extra=BODY,
         tags=["model"],
         response_class=Response,
-        responses={**REFUSALS, 200: {"content": {"image/png": {}}, "description": "A figure (PNG)."}},
+        responses={**ERRORS, 200: {"content": {"image/png": {}}, "description": "A figure (PNG)."}},
     )
     async def picture(request: Request, name: PictureName) -> Response:
         """One of the figures that `vitkit explain` and `vitkit figures` draw."""
@@ -245,9 +245,9 @@ def _api(app: FastAPI, service: Service) -> None:
             await service.explain(upload, partial(explaining.picture, name=name.value)), media_type="image/png"
         )
 
-    @app.get("/v1/model", tags=["model"], responses={401: REFUSALS[401]})
+    @app.get("/v1/model", tags=["model"], responses={401: ERRORS[401]})
     async def model() -> dict[str, Any]:
-        """The model's card: variant, classes, what it is fed, the weights' sha256, and the server's limits."""
+        """The model card: variant, classes, input, sha256 of the weights, and the limits of the server."""
         return {
             **service.card(),
             "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
@@ -260,17 +260,17 @@ def _api(app: FastAPI, service: Service) -> None:
         }
 
 
-def _house(app: FastAPI, service: Service) -> None:
-    """For whoever keeps the server running."""
+def _operations(app: FastAPI, service: Service) -> None:
+    """Health checks and metrics."""
 
     @app.get("/healthz", response_model=Health, tags=["server"])
     async def healthz() -> Health:
-        """The process lives."""
+        """The process is alive."""
         return Health(status="alive")
 
     @app.get("/readyz", response_model=Health, tags=["server"], responses={503: {"model": Health}})
     async def readyz() -> Any:
-        """The model is loaded and warm, and the server is not stopping."""
+        """The model is loaded and warmed up, and the server is not stopping."""
         if service.ready and not service.stopping:
             return Health(status="ready")
         return JSONResponse({"status": "stopping" if service.stopping else "starting"}, 503, {"Retry-After": "5"})
@@ -279,10 +279,10 @@ def _house(app: FastAPI, service: Service) -> None:
         "/metrics",
         tags=["server"],
         response_class=Response,
-        responses={200: {"content": {"text/plain": {}}}, 401: REFUSALS[401]},
+        responses={200: {"content": {"text/plain": {}}}, 401: ERRORS[401]},
     )
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,9 +1,10 @@
-"""Single images -> batches: one thread runs the model, whoever waits is answered from the same batch.
+"""Gather single images into batches, which one thread runs through the model.
 
-An image is announced (`reserve`) before it is decoded. A batch leaves when it is full, when nobody who is expected is
-missing, or when its first image has waited max_delay. Expected are those who were announced, and for a moment after a
-batch as many as it held: clients come back. So one lone user never waits, many users share batches, and while the model
-runs the next batch gathers by itself. What is reserved is bounded, and all of it is answered before `close` returns.
+A request reserves room before its images are decoded, and submits them afterwards. A batch starts when it is full, when
+no more images are expected, or when its first image has waited `max_delay`. Expected images are those reserved but not
+yet submitted and, for a moment after a batch, as many as that batch held, because clients often ask again at once. So a
+single user never waits, many users share batches, and the next batch gathers while the model runs. The number of
+reserved items is bounded, and `close` answers all of them before it returns.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from vitkit.errors import Busy
@@ -32,13 +33,13 @@ class _Waiting(Generic[T, R]):
 
 
 class Batcher(Generic[T, R]):
-    """Gathers items into batches and runs them in a thread of its own.
+    """Gather items into batches and run them in a thread of its own.
 
     Args:
-        run: gives one result for each item of a batch, in order.
-        max_batch: items in a batch, at most.
-        max_delay: seconds that an item waits, at most, for others that are reserved but not there yet.
-        max_queue: items reserved and not yet answered, at most.
+        run: returns one result per item of a batch, in order.
+        max_batch: maximum number of items in a batch.
+        max_delay: maximum seconds that an item waits for others that are expected.
+        max_queue: maximum number of items reserved and not yet answered.
         observe: called with the size and the seconds of every batch.
     """
 
@@ -55,7 +56,7 @@ class Batcher(Generic[T, R]):
         self.observe = observe
         self.held = 0  # reserved and not yet released
         self.coming = 0  # reserved and not yet submitted
-        self.rate = 0.0  # items a second that the last batches ran at
+        self.rate = 0.0  # moving average of items per second
         self._last = 0  # size of the last batch
         self._ended = -math.inf  # when it ended
         self._waiting: deque[_Waiting[T, R]] = deque()
@@ -67,8 +68,9 @@ class Batcher(Generic[T, R]):
         self._thread = threading.Thread(target=self._work, name="vitkit-batcher", daemon=True)
         self._thread.start()
 
-    def reserve(self, count: int = 1) -> Reservation[T, R]:
-        """Announce `count` items; use the result in a `with` block, which gives back what was not used.
+    @contextmanager
+    def reserve(self, count: int = 1) -> Iterator[Callable[[T], Future[R]]]:
+        """Reserve room for `count` items inside a `with` block, and yield the function that submits one of them.
 
         Raises:
             Busy: there is no room, or the batcher is closing.
@@ -78,51 +80,56 @@ class Batcher(Generic[T, R]):
                 raise Busy("The server is stopping; send the request to another one.")
             if self.held + count > self.max_queue:
                 raise Busy(
-                    f"The server is busy: {self.held} images are waiting and {self.max_queue} is its limit. "
-                    f"Try again in {self.patience()} s."
+                    f"The server is busy: {self.held} images are waiting and the limit is {self.max_queue}. "
+                    f"Try again in {self.retry_after()} s."
                 )
             self.held += count
             self.coming += count
-        return Reservation(self, count)
+        unused = count
 
-    def patience(self) -> int:
-        """Seconds after which it is worth to try again."""
+        def submit(item: T) -> Future[R]:
+            nonlocal unused
+            assert unused > 0, "more items than were reserved"
+            unused -= 1
+            return self._enqueue(item)
+
+        try:
+            yield submit
+        finally:
+            with self._changed:
+                self.held -= count
+                self.coming -= unused
+                self._changed.notify_all()
+
+    def retry_after(self) -> int:
+        """Seconds after which a client should try again."""
         return min(60, max(1, round(self.held / self.rate))) if self.rate else 1
 
     def close(self) -> None:
-        """Refuse what is new, answer everything that was reserved, and end the thread."""
+        """Refuse new items, answer everything that was reserved, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
-    def _submit(self, item: T) -> Future[R]:
+    def _enqueue(self, item: T) -> Future[R]:
         answer: Future[R] = Future()
         with self._changed:
             self.coming -= 1
-            self._waiting.append(_Waiting(item, answer, time.monotonic()))
+            self._waiting.append(_Waiting(item, answer, time.perf_counter()))
             self._changed.notify_all()
         return answer
 
-    def _release(self, count: int, unused: int) -> None:
-        with self._changed:
-            self.held -= count
-            self.coming -= unused
-            self._changed.notify_all()
-
-    def _expecting(self) -> bool:
-        """Whether it is worth to wait for one more."""
-        just_now = self._waiting[0].since - self._ended < self.max_delay
-        return self.coming > 0 or (just_now and len(self._waiting) < self._last)
-
     def _gather(self) -> list[_Waiting[T, R]]:
-        """The next batch; empty when the batcher is closed and nobody is left."""
+        """Wait for the next batch; an empty one means that the batcher is closed and every item was answered."""
         with self._changed:
             while not self._waiting and not (self._closed and self.held == 0):
                 self._changed.wait()
-            while 0 < len(self._waiting) < self.max_batch and self._expecting():
-                left = self._waiting[0].since + self.max_delay - time.monotonic()
-                if left <= 0:
+            while 0 < len(self._waiting) < self.max_batch:
+                first = self._waiting[0].since
+                clients_return = first - self._ended < self.max_delay and len(self._waiting) < self._last
+                left = first + self.max_delay - time.perf_counter()
+                if left <= 0 or not (self.coming > 0 or clients_return):
                     break
                 self._changed.wait(left)
             return [self._waiting.popleft() for _ in range(min(self.max_batch, len(self._waiting)))]
@@ -130,39 +137,18 @@ class Batcher(Generic[T, R]):
     def _work(self) -> None:
         while batch := self._gather():
             batch = [one for one in batch if one.answer.set_running_or_notify_cancel()]
-            if not batch:  # whoever asked has gone
+            if not batch:  # every client of this batch has disconnected
                 continue
             start = time.perf_counter()
             try:
-                results = self.run([one.item for one in batch])
-            except BaseException as error:  # it belongs to those who wait; this thread goes on
+                answers = list(zip(batch, self.run([one.item for one in batch]), strict=True))
+            except BaseException as error:  # raised to the clients of this batch; the thread keeps running
                 for one in batch:
                     one.answer.set_exception(error)
                 continue
-            seconds = time.perf_counter() - start
-            self._last, self._ended = len(batch), time.monotonic()
+            self._last, self._ended = len(batch), time.perf_counter()
+            seconds = max(self._ended - start, 1e-9)
             self.rate = 0.7 * self.rate + 0.3 * len(batch) / seconds if self.rate else len(batch) / seconds
             self.observe(len(batch), seconds)
-            for one, result in zip(batch, results, strict=True):
+            for one, result in answers:
                 one.answer.set_result(result)
-
-
-class Reservation(Generic[T, R]):
-    """Room for some items of one request; made by `Batcher.reserve`."""
-
-    def __init__(self, batcher: Batcher[T, R], count: int) -> None:
-        self.batcher, self.count, self.used = batcher, count, 0
-
-    def submit(self, item: T) -> Future[R]:
-        """Hand in one of the announced items; the future holds its result."""
-        assert self.used < self.count, "more items than were reserved"
-        self.used += 1
-        return self.batcher._submit(item)
-
-    def __enter__(self) -> Reservation[T, R]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.batcher._release(self.count, self.count - self.used)

@@ -1,4 +1,4 @@
-"""One image -> what the model looks at, as numbers or as a picture of them. KINDS says what may be asked for."""
+"""Explanations of one image, as arrays or as pictures; KINDS lists them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from vitkit.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a client may choose.
+    """The parameters of an explanation.
 
     Args:
         kind: a row of KINDS.
-        layer: layer, counted from 0, or from the end.
-        head: head, by its original number.
-        query: token that looks (0 is the class token, patches follow row by row); what the head reads when None.
-        target: class to explain (gradient); the most probable one when None.
+        layer: layer, counted from 0, or from the end if negative.
+        head: head, by its number before pruning.
+        query: token whose attention is shown; 0 is the class token, and patches follow row by row (default: the token
+            that the classification head reads).
+        target: class to explain, for `gradient` (default: the most likely one).
     """
 
     kind: str = "rollout"
@@ -40,7 +41,7 @@ class Question:
 
 
 def _attention(model: ViT, x: Tensor, ask: Question) -> Array:
-    """[layers, heads, T]: A of Eq. 6, only the layers and heads that were asked for; NaN for pruned heads."""
+    """[layers, heads, T]: A of Eq. 6, for the requested layers and heads only; NaN for pruned heads."""
     c = model.config
     L, h = c.num_hidden_layers, c.num_attention_heads
     layers = list(range(L)) if ask.layer is None else indices("layer", ask.layer, L)
@@ -72,7 +73,7 @@ class Kind:
 
     Args:
         arrays: (model, pixels [1, C, H, W], question) -> an array.
-        takes: the choices that mean something to it.
+        takes: names of the parameters that it accepts.
         words: what it shows.
     """
 
@@ -84,37 +85,39 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "input": Kind(_input, (), "the image as the model sees it: resized and cropped"),
     "attention": Kind(_attention, ("layer", "head", "query"), "where a token looks, in each layer and head (Eq. 6)"),
-    "rollout": Kind(_rollout, (), "attention through all layers together (Figure 6)"),
-    "gradient": Kind(_gradient, ("target",), "rollout of what speaks for one class"),
+    "rollout": Kind(_rollout, (), "attention accumulated over all layers (Figure 6)"),
+    "gradient": Kind(_gradient, ("target",), "rollout of the attention that supports one class"),
 }
-# The pictures of explain's table that one request can have: of one image or of the model itself, and quickly.
+# The figures of `explain.plots` that one request can ask for: those that need at most one image and are quick.
 PICTURES: dict[str, Plot] = {name: plot for name, plot in PLOTS.items() if plot.needs != "images" and not plot.slow}
 
 
 def arrays(model: ViT, x: Tensor, ask: Question) -> Array:
-    """The numbers of an explanation.
+    """Compute an explanation.
 
     Args:
         model: the ViT.
         x: pixels [1, C, H, W].
-        ask: what was asked.
+        ask: its parameters.
 
     Raises:
-        InputError: a choice that this kind does not have, or that the model does not have.
+        InputError: a parameter that this kind does not take, or a value that the model does not have.
     """
     kind = pick(KINDS, ask.kind, "kind of explanation")
     for name in ("layer", "head", "query", "target"):
         if getattr(ask, name) is not None and name not in kind.takes:
-            raise InputError(f"kind={ask.kind!r} has no {name}; it takes {', '.join(kind.takes) or 'nothing more'}.")
+            raise InputError(
+                f"kind={ask.kind!r} does not take {name}; it takes {', '.join(kind.takes) or 'no parameters'}."
+            )
     grad = torch.enable_grad() if ask.kind == "gradient" else torch.no_grad()
     with grad:
         return kind.arrays(model, x, ask)
 
 
 def overlay(model: ViT, x: Tensor, ask: Question) -> bytes:
-    """A PNG: the explanation over the image as the model sees it.
+    """Draw an explanation over the image as the model sees it; a PNG.
 
-    With `attention`, the last layer and the mean of its heads stand where no other was asked for.
+    `attention` shows the last layer and the mean of its heads unless the question names others.
     """
     from vitkit.explain import draw
 
@@ -125,19 +128,19 @@ def overlay(model: ViT, x: Tensor, ask: Question) -> bytes:
         return draw.png(image)
     if ask.kind == "attention":
         if np.isnan(values).all():
-            raise InputError(f"Head {ask.head} is pruned from layer {ask.layer}; choose another.")
+            raise InputError(f"Head {ask.head} was pruned from layer {ask.layer}; choose another.")
         values = np.nanmean(values, axis=(0, 1))
     return draw.png(draw.overlay(image, patch_map(values, model, grid(model))))
 
 
 def grid(model: ViT) -> tuple[int, int]:
-    """(rows, columns) of the patches of an image as the model is fed here."""
+    """(rows, columns) of the patches of an image at the size that the model is served with."""
     rows, columns = (-(-side // model.config.patch_size) for side in model.input_spec.size)
     return rows, columns
 
 
 def picture(model: ViT, x: Tensor, name: str) -> bytes:
-    """A PNG: one row of PICTURES.
+    """Draw one row of PICTURES; a PNG.
 
     Args:
         model: the ViT.
@@ -146,7 +149,9 @@ def picture(model: ViT, x: Tensor, name: str) -> bytes:
     """
     plot = pick(PICTURES, name, "picture")
     if not plot.fits(model):
-        raise InputError(f"The picture {name!r} explains a class, but this model has no head (num_classes=0).")
+        raise InputError(
+            f"The picture {name!r} explains a class, but this model has no classification head (num_classes=0)."
+        )
     figure, out = plot.draw(plot.arrays(model, x, PlotOptions())), io.BytesIO()
     figure.savefig(out, format="png", bbox_inches="tight", dpi=110)
     return out.getvalue()
@@ -160,7 +165,7 @@ def npy(values: Array) -> bytes:
 
 
 def plain(values: Array) -> Any:
-    """An array as lists; NaN, which JSON cannot hold, as None."""
+    """An array as nested lists, with None for NaN, which JSON cannot hold."""
     if values.dtype == np.uint8:
         return values.tolist()
     rounded = np.array([float(f"{value:.6g}") for value in values.ravel().tolist()]).reshape(values.shape)

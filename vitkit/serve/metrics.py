@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus' words."""
+"""The Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -9,40 +9,29 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """Counters of one app; each app has its own registry, so that several can live in one process."""
+    """The metrics of one app; each has its own registry, so that one process can run several apps."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("vitkit_requests", "Requests answered.", ["path", "status"], registry=self.registry)
         self.seconds = Histogram(
             "vitkit_request_seconds",
-            "Time from a request's first byte to its last answer.",
+            "Time from the start of a request to the end of its answer.",
             ["path"],
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.inside = Gauge("vitkit_requests_inside", "Requests that are being answered.", registry=self.registry)
+        self.in_progress = Gauge("vitkit_requests_in_progress", "Requests in progress.", registry=self.registry)
         self.batch_size = Histogram(
-            "vitkit_batch_size", "Images in a batch.", ["work"], buckets=SIZES, registry=self.registry
+            "vitkit_batch_size", "Images per batch.", ["work"], buckets=SIZES, registry=self.registry
         )
         self.batch_seconds = Histogram(
-            "vitkit_batch_seconds", "Time of the model for a batch.", ["work"], buckets=SECONDS, registry=self.registry
+            "vitkit_batch_seconds", "Time the model takes per batch.", ["work"], buckets=SECONDS, registry=self.registry
         )
         self.waiting = Gauge(
             "vitkit_images_waiting", "Images accepted and not yet answered.", ["work"], registry=self.registry
         )
 
-    def batch(self, work: str, size: int, seconds: float) -> None:
-        """Count one batch.
-
-        Args:
-            work: what was done (`predict`, `embed`, `explain`).
-            size: its images.
-            seconds: its time.
-        """
-        self.batch_size.labels(work).observe(size)
-        self.batch_seconds.labels(work).observe(seconds)
-
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The web page's files and the sample photos, each under one fixed name: no path is ever made from a request."""
+"""The web page's files and the sample photos, each under a fixed name: no request ever becomes a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from importlib import resources
 from pathlib import Path
 
-# path -> (file of page/, its type)
+# path -> (file in page/, content type)
 PAGE: dict[str, tuple[str, str]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),
@@ -18,7 +18,7 @@ PAGE: dict[str, tuple[str, str]] = {
     "/page/camera.js": ("camera.js", "text/javascript; charset=utf-8"),
     "/page/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
 }
-# path -> (file, what it shows): two real photos that come with scikit-learn
+# path -> (file, description): two photos that scikit-learn installs
 SAMPLES: dict[str, tuple[str, str]] = {
     "/samples/china.jpg": ("china.jpg", "A temple in China"),
     "/samples/flower.jpg": ("flower.jpg", "A flower"),
@@ -27,12 +27,12 @@ SAMPLES: dict[str, tuple[str, str]] = {
 
 @functools.cache
 def page(path: str) -> bytes:
-    """The bytes of a row of PAGE."""
+    """Read the file of a row of PAGE."""
     return resources.files("vitkit.serve").joinpath("page", PAGE[path][0]).read_bytes()
 
 
 def samples() -> dict[str, Path]:
-    """{path: file} of the sample photos that are installed; scikit-learn is found, not imported."""
+    """{path: file} of the sample photos that are installed. Finds scikit-learn without importing it."""
     found = importlib.util.find_spec("sklearn")
     places = (found.submodule_search_locations or ()) if found else ()
     folders = [Path(place) / "datasets" / "images" for place in places]

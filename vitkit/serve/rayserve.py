@@ -1,4 +1,4 @@
-"""The same app on many machines: a Ray Serve deployment, replicas of the model, batches gathered by Ray."""
+"""The same app on many machines: a Ray Serve deployment with replicas of the model and batches gathered by Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class RayBatcher(Batcher[T, R]):
-    """Room is counted as in Batcher; batches are gathered by `ray.serve.batch`."""
+    """Limits its queue as Batcher does, and gathers batches with `ray.serve.batch`."""
 
     def _start(self) -> None:
         async def batched(items: list[T]) -> list[R]:
@@ -35,13 +35,13 @@ class RayBatcher(Batcher[T, R]):
             max_batch_size=self.max_batch, batch_wait_timeout_s=self.max_delay
         )(batched)
 
-    def _submit(self, item: T) -> Any:
+    def _enqueue(self, item: T) -> Any:
         with self._changed:
             self.coming -= 1
         return asyncio.ensure_future(self._batched(item))
 
     def close(self) -> None:
-        """Refuse what is new; Ray waits for the rest."""
+        """Refuse new items; Ray waits for the others."""
         with self._changed:
             self._closed = True
 
@@ -56,16 +56,16 @@ def application(
     dtype: str | None = None,
     **overrides: Any,
 ) -> Any:
-    """A Ray Serve application: give it to `ray.serve.run`, or name it in a Serve config file.
+    """Create a Ray Serve application: pass it to `ray.serve.run`, or name it in a Serve config file.
 
     Args:
-        source: whatever `vitkit.load` takes; every machine of the cluster must find it there.
+        source: anything `vitkit.load` accepts; every machine of the cluster must be able to read it.
         settings: the limits of each replica.
-        replicas: copies of the model.
-        engine: a row of `speed.ENGINES`; the usual one when not given.
-        device: `cuda` gives every replica a GPU of its own.
-        dtype: type of the weights; the file's own when not given.
-        overrides: whatever else `vitkit.load` takes.
+        replicas: number of copies of the model.
+        engine: a row of `speed.ENGINES` (default: `speed.usual` chooses).
+        device: `cuda` gives every replica its own GPU.
+        dtype: type of the weights (default: as in the file).
+        overrides: any other arguments of `vitkit.load`.
     """
 
     def build() -> Middleware:
@@ -89,26 +89,27 @@ def application(
 
 
 def run(source: str, settings: Settings, *, host: str, port: int, replicas: int, **how: Any) -> None:
-    """Serve on the cluster that Ray finds (or a local one) until SIGTERM or Ctrl-C.
+    """Serve on the Ray cluster that RAY_ADDRESS names, or on a local one, until SIGTERM or Ctrl-C.
 
     Args:
         source: see `application`.
         settings: see `application`.
-        host: address that the proxies listen on.
-        port: their port.
+        host: address that Ray's proxies listen on.
+        port: port that they listen on.
         replicas: see `application`.
         how: see `application`.
     """
     serve.start(http_options={"host": host, "port": port, "request_timeout_s": settings.answer_seconds + 5})
     serve.run(application(source, settings, replicas=replicas, **how), name="vitkit")
     stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):  # after Ray has set its own
+    for name in (signal.SIGTERM, signal.SIGINT):  # after Ray has installed its own handlers
         signal.signal(name, lambda *_: stop.set())
     print(
-        f"vitkit: {source} is served by {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
-        f"Ctrl-C stops it.",
+        f"vitkit: serving {source} with {replicas} replica{'s' if replicas > 1 else ''} at http://{host}:{port}; "
+        f"press Ctrl-C to stop.",
         flush=True,
     )
-    stop.wait()
-    serve.delete("vitkit")  # Ray lets the replicas answer what they have taken
+    while not stop.wait(1.0):  # an endless wait would not notice Ctrl-C on Windows
+        pass
+    serve.delete("vitkit")  # Ray lets the replicas finish the requests they have accepted
     print("vitkit: stopped.", flush=True)

@@ -1,9 +1,10 @@
-"""uvicorn around the app: patience with slow senders has an end, and SIGTERM loses nothing that was accepted."""
+"""uvicorn around the app: slow clients are disconnected, and SIGTERM loses no request that was accepted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from types import FrameType
 from typing import Any
@@ -15,54 +16,54 @@ from vitkit.errors import ConfigError
 from vitkit.serve.middleware import Middleware
 
 log = logging.getLogger("vitkit")
-LOCAL = ("localhost", "127.0.0.1", "[::1]")  # the Host header of a request to this machine
-HEAD_SECONDS = 10.0  # time in which a request's head must have arrived
+LOCAL = ("localhost", "127.0.0.1", "[::1]")  # host names of requests from this machine
+HEAD_SECONDS = 10.0  # time in which a request's head must arrive
 HEAD_BYTES = 32 * 1024
-FAREWELL = 0.5  # seconds after SIGTERM in which idle connections may still speak
+FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 whose clients must finish a request's head in time; uvicorn itself would wait for ever."""
+    """HTTP/1.1 that disconnects clients that do not finish a request's head in time; uvicorn itself never does."""
 
-    impatience: asyncio.TimerHandle | None = None
+    head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Start the timer for the first request."""
         super().connection_made(transport)
-        self._watch()
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes are there."""
+        """Stop the timer when a head is complete, and start it for the next request."""
         super().data_received(data)
-        self._watch()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Stop the timer."""
         super().connection_lost(exc)
-        self._calm()
+        self._cancel_timer()
 
-    def _watch(self) -> None:
+    def _update_timer(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._calm()  # the head is there; the body is the middleware's business
-        elif self.impatience is None:
-            self.impatience = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+            self._cancel_timer()  # the head is complete; the middleware times the body
+        elif self.head_timer is None:
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
-    def _calm(self) -> None:
-        if self.impatience is not None:
-            self.impatience.cancel()
-            self.impatience = None
+    def _cancel_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection was idle for too long."""
-        self._calm()
+        """Close a connection that was idle for too long."""
+        self._cancel_timer()
         super().timeout_keep_alive_handler()
 
 
 class Server(uvicorn.Server):
-    """Tells every client to come on another connection before it stops to listen.
+    """A uvicorn server that tells its clients to close their connections before it stops listening.
 
     Args:
-        config: uvicorn's.
+        config: uvicorn's configuration.
         middleware: the app.
     """
 
@@ -71,35 +72,33 @@ class Server(uvicorn.Server):
         self.middleware = middleware
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: answer with `Connection: close` for a moment, then stop to listen; a second one hurries."""
+        """At the first signal, answer with `Connection: close` for a moment, then stop; at the second, stop at once."""
         if self.middleware.service.stopping:
             self.should_exit = self.force_exit = True
             return
         self.middleware.service.stopping = True
         loop = asyncio.get_running_loop()
-        loop.call_soon_threadsafe(loop.call_later, FAREWELL, self._leave)
-
-    def _leave(self) -> None:
-        self.should_exit = True
+        loop.call_soon_threadsafe(loop.call_later, FAREWELL, setattr, self, "should_exit", True)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Answer what was accepted, then say how much that was."""
+        """Answer the requests that were accepted, then log how many there were."""
         await super().shutdown(sockets)
         log.warning("stopped: %d requests accepted, %d answered", self.middleware.accepted, self.middleware.answered)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a port in use is told before a model is loaded.
+    """Bind a socket, so that a port in use is reported before a model is loaded.
 
     Args:
         host: name or address of this machine.
         port: port; 0 for any free one.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # on Windows this option would let two servers share a port
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except BaseException:
             bound.close()
@@ -107,13 +106,13 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"Cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}). "
-            f"Choose another with --port or --host."
+            f"Choose another one with --port or --host."
         ) from None
     return bound
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`."""
+    """Whether a server that listens on `host` can be reached from this machine only."""
     return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
 
 
@@ -122,8 +121,8 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
 
     Args:
         middleware: the app.
-        bound: what `listen` gave.
-        log_requests: whether every request is printed.
+        bound: the socket from `listen`.
+        log_requests: whether to print every request.
     """
     s = middleware.settings
     config = uvicorn.Config(

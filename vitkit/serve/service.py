@@ -1,4 +1,4 @@
-"""A loaded model behind batchers: images in, answers out. Knows nothing of HTTP."""
+"""A loaded model behind batchers: images in, answers out. It knows nothing about HTTP."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ R = TypeVar("R")
 
 
 class Service:
-    """One model, ready to answer many at once.
+    """One model that answers many clients at once.
 
     Args:
-        model: where and in the precision it is to run; or an exported file, which only predicts.
+        model: a ViT on its device and in its precision, or an exported file, which can only predict.
         settings: the limits.
-        engine: a row of `speed.ENGINES`, `speed.usual`'s when not given; runs predictions. Features and explanations
-            come from the model itself.
-        source: what the weights are called, for the card.
-        sha256: of the file of weights, for the card.
-        batcher: what gathers batches.
+        engine: a row of `speed.ENGINES` for predictions (default: `speed.usual` chooses). Features and explanations
+            always come from the model itself.
+        source: name of the weights, for the model card.
+        sha256: checksum of the weights file, for the model card.
+        batcher: class that gathers batches.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Service:
         self.forward = ENGINES[self.engine].build(model) if isinstance(model, ViT) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
-        self.compute = threading.Lock()  # two batches at once would only fight for the same cores
+        self.compute = threading.Lock()  # two batches at once would only compete for the same cores
         self.pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="vitkit-decode")
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
         self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
@@ -85,18 +85,20 @@ class Service:
         self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
     ) -> Batcher[T, R]:
         s = self.settings
+        sizes, times = self.metrics.batch_size.labels(work), self.metrics.batch_seconds.labels(work)
+
+        def observe(size: int, seconds: float) -> None:
+            sizes.observe(size)
+            times.observe(seconds)
+
         batcher = self.batcher(
-            run,
-            max_batch=max_batch or s.max_batch,
-            max_delay=s.max_delay,
-            max_queue=s.max_queue,
-            observe=partial(self.metrics.batch, work),
+            run, max_batch=max_batch or s.max_batch, max_delay=s.max_delay, max_queue=s.max_queue, observe=observe
         )
         self.metrics.waiting.labels(work).set_function(lambda: batcher.held)
         return batcher
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> list[Array]:
-        """One batch: [C, H, W] uint8 images -> one float32 array each."""
+        """Run one batch: [C, H, W] uint8 images -> one float32 array per image."""
         with self.compute, torch.inference_mode():
             return list(function(self.normalized(torch.stack(list(images)))).float().cpu().numpy())
 
@@ -106,23 +108,23 @@ class Service:
 
     @property
     def explains(self) -> bool:
-        """Whether it holds a model with all its parts; an exported file only predicts."""
+        """Whether it can embed and explain; an exported file can only predict."""
         return isinstance(self.model, ViT)
 
     def need_model(self) -> None:
-        """Refuse what an exported file cannot do."""
+        """Raise InputError if the model is an exported file."""
         if not self.explains:
             raise InputError(
-                f"This server runs an exported file ({self.engine}), which only predicts; serve the "
-                f"weights themselves for embeddings and explanations."
+                f"This server runs an exported file ({self.engine}), which can only predict. Serve the weights "
+                f"themselves for embeddings and explanations."
             )
 
     def normalized(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] uint8 as the model is fed: on its device, in its precision."""
+        """[B, C, H, W] uint8 -> the model's input, on its device and in its precision."""
         return normalize(x.to(self.device), self.spec).to(self.dtype)
 
     def warm(self) -> None:
-        """Run what has to be run once (compiling, first allocations), for one image and for several; then be ready."""
+        """Run the model once per batch size, so that no client waits for compilation and first allocations."""
         if self.ready:
             return
         blank = torch.zeros((len(self.spec.mean), *self.spec.size), dtype=torch.uint8)
@@ -130,52 +132,45 @@ class Service:
             logits = self._run(self.forward, [blank] * size)
         if not np.isfinite(logits[0]).all():
             raise InputError(
-                f"Expected finite logits; {self.source or 'the model'} gives NaN or infinity for a black "
-                f"image. Use another precision, or other weights."
+                f"Expected finite logits; {self.source or 'the model'} returns NaN or infinity for a black "
+                f"image. Use another precision or other weights."
             )
         self.ready = True
-
-    def admit(self) -> None:
-        """Refuse while the model is warming up."""
-        if not self.ready:
-            raise Busy("The server is starting; try again in 5 s.")
-
-    async def pixels(self, uploads: Sequence[Upload]) -> list[Tensor]:
-        """Decode and resize off the event loop; the first image that cannot be read is the answer."""
-        loop = asyncio.get_running_loop()
-        found = await asyncio.gather(
-            *(loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings) for one in uploads),
-            return_exceptions=True,
-        )
-        for result in found:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in found if isinstance(result, Tensor)]
 
     async def _answers(
         self, batcher: Batcher[T, R], uploads: Sequence[Upload], items: Callable[[list[Tensor]], Sequence[T]]
     ) -> list[R]:
-        self.admit()
-        with batcher.reserve(len(uploads)) as room:
+        """Decode images in threads, and run them in the batcher; the first image that cannot be read raises."""
+        if not self.ready:
+            raise Busy("The server is starting; try again in 5 s.")
+        loop = asyncio.get_running_loop()
+        with batcher.reserve(len(uploads)) as submit:
             try:
                 async with asyncio.timeout(self.settings.answer_seconds):
-                    waiting = [room.submit(item) for item in items(await self.pixels(uploads))]
-                    return await asyncio.gather(*(asyncio.wrap_future(one) for one in waiting))
+                    decoding = (
+                        loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings) for one in uploads
+                    )
+                    decoded = await asyncio.gather(*decoding, return_exceptions=True)
+                    for one in decoded:
+                        if isinstance(one, BaseException):
+                            raise one
+                    pixels = [one for one in decoded if isinstance(one, Tensor)]
+                    return await asyncio.gather(*(asyncio.wrap_future(submit(item)) for item in items(pixels)))
             except TimeoutError:
                 raise Busy(
                     f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
-                    f"Try again in {batcher.patience()} s."
+                    f"Try again in {batcher.retry_after()} s."
                 ) from None
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction]:
-        """The likeliest classes of each image.
+        """The most likely classes of each image.
 
         Args:
             uploads: the images.
-            top: how many classes.
+            top: number of classes per image.
         """
         if not self.model.config.num_classes:
-            raise InputError("This model has no head (num_classes=0), so it names no classes; use /v1/embed.")
+            raise InputError("This model has no classification head (num_classes=0). Use /v1/embed for its features.")
         logits = await self._answers(self.logits, uploads, list)
         found = torch.from_numpy(np.stack(logits)).double().softmax(1).numpy()  # [images, K]
         best = np.argsort(-found, axis=1, kind="stable")[:, :top]
@@ -185,12 +180,12 @@ class Service:
         ]
 
     async def embed(self, uploads: Sequence[Upload]) -> list[Array]:
-        """y of Eq. 4, [D], of each image."""
+        """The features of each image: y of Eq. 4, [D]."""
         self.need_model()
         return await self._answers(self.features, uploads, list)
 
     async def explain(self, upload: Upload, job: Callable[[ViT, Tensor], T]) -> T:
-        """Run a job of (model, pixels [1, C, H, W]) on one image, one job at a time."""
+        """Run job(model, pixels [1, C, H, W]) for one image; jobs run one at a time."""
         self.need_model()
 
         def one(x: Tensor) -> T:
@@ -200,13 +195,13 @@ class Service:
         return (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
 
     def close(self) -> None:
-        """Answer everything that was accepted, then end the threads."""
+        """Answer every accepted request, then end the threads."""
         for batcher in (self.logits, self.features, self.jobs):
             batcher.close()
         self.pool.shutdown()
 
     def card(self) -> dict[str, Any]:
-        """What the model is: what a client needs to use it, and to know which one answered."""
+        """The model card: what a client needs to use the model and to know which one answered."""
         c, s = self.model.config, self.settings
         spec = {name: value for name, value in self.spec.to_dict().items() if name != "class_names"}
         return {
@@ -244,16 +239,16 @@ def load_service(
     """Load weights and put them behind batchers.
 
     Args:
-        source: whatever `vitkit.load` takes: a file, a run folder, a hub id; or a file that `vitkit export` wrote.
+        source: anything `vitkit.load` accepts (a file, a run folder, a hub id), or a file written by `vitkit export`.
         settings: the limits.
-        engine: a row of `speed.ENGINES`; the usual one when not given.
-        device: `cpu`, `cuda`, ...; None or `auto` for the accelerator of this machine, else the CPU.
-        dtype: type of the weights; the file's own when not given.
-        batcher: what gathers batches.
-        overrides: whatever else `vitkit.load` takes (`image_size`, `mean`, `std`, ...).
+        engine: a row of `speed.ENGINES` (default: `speed.usual` chooses).
+        device: `cpu`, `cuda`, ...; None or `auto` for this machine's accelerator, or the CPU if it has none.
+        dtype: type of the weights (default: as in the file).
+        batcher: class that gathers batches.
+        overrides: any other arguments of `vitkit.load` (`image_size`, `mean`, `std`, ...).
     """
     if engine is not None:
-        pick(ENGINES, engine, "engine")  # told before gigabytes are read
+        pick(ENGINES, engine, "engine")  # fail before gigabytes are read
     if is_exported(source):
         size = overrides.pop("image_size", None)
         changes = {name: value for name, value in overrides.items() if value is not None}
@@ -267,9 +262,10 @@ def load_service(
     checkpoint = open_checkpoint(source, **overrides)
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
+    accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        model = build(checkpoint, dtype, torch.device(device) if device not in (None, "auto") else best_device())
-    except (RuntimeError, AssertionError) as error:  # torch's words for a device that is not there
+        model = build(checkpoint, dtype, accelerator if device in (None, "auto") else torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
         raise ConfigError(
             f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
         ) from None
@@ -280,13 +276,4 @@ def load_service(
         source=checkpoint.files.label,
         sha256=sha256(checkpoint.files.weights),
         batcher=batcher,
-    )
-
-
-def best_device() -> torch.device:
-    """The accelerator of this machine, else the CPU."""
-    return (
-        torch.accelerator.current_accelerator() or torch.device("cpu")
-        if torch.accelerator.is_available()
-        else torch.device("cpu")
     )

@@ -1,8 +1,10 @@
-"""The limits of a server, and every number that its operator may turn."""
+"""The limits of a server: every number that its operator can change."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from dataclasses import dataclass
 
 from vitkit.errors import ConfigError
@@ -11,22 +13,23 @@ from vitkit.model import checks
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much a server takes on; refused when it cannot work.
+    """The limits of a server; values that cannot work raise ConfigError.
 
     Args:
-        max_batch: images that go through the model at once.
-        max_delay: seconds that a ready image waits, at most, for others that are being decoded.
-        max_queue: images accepted and not yet answered; beyond it the answer is 503 with Retry-After.
-        max_requests: requests in the house at once, whatever they hold; beyond it the same 503.
-        max_files: images in one request.
-        max_megabytes: size of one request; all that are in the house together may hold eight times as much.
-        max_megapixels: size of one image, read from its header before a pixel is decoded.
-        body_seconds: time in which a request must have arrived.
+        max_batch: maximum images per forward pass.
+        max_delay: maximum seconds that a decoded image waits for others that are still being decoded.
+        max_queue: maximum images accepted and not yet answered; above it the answer is 503 with Retry-After.
+        max_requests: maximum concurrent requests; above it the same 503.
+        max_files: maximum images per request.
+        max_megabytes: maximum size of one request; all concurrent requests together may hold eight times as much.
+        max_megapixels: maximum size of one image, read from its header before it is decoded.
+        body_seconds: time in which a request must arrive.
         answer_seconds: time in which an accepted request is answered.
-        threads: threads that decode images.
-        token: what clients must send as `Authorization: Bearer TOKEN`; None lets everybody in.
-        hosts: names under which the server may be called (the Host header); None for any.
-        embed_in: address of a site that may show the page in a frame; None for none.
+        threads: threads that decode images (default: one per core, at most 4).
+        token: token that clients must send as `Authorization: Bearer TOKEN`; None for no token.
+        hosts: host names under which the server can be reached, without ports; `*.example.com` for all subdomains.
+            None for any.
+        embed_in: address of a site that may show the page in a frame; None for no site.
     """
 
     max_batch: int = 16
@@ -59,22 +62,23 @@ class Settings:
                 "token must have at least 8 ASCII characters and no space; make one with "
                 "`python -c 'import secrets; print(secrets.token_urlsafe())'`."
             )
+        if self.hosts is not None:
+            object.__setattr__(self, "hosts", tuple(host_name(one) for one in self.hosts))
         if self.embed_in is not None and not self.embed_in.startswith(("https://", "http://")):
             raise ConfigError(
                 f"embed_in must be a site's address such as https://huggingface.co; got {self.embed_in!r}."
             )
 
-    @property
-    def max_bytes(self) -> int:
-        """Size of one request in bytes."""
-        return int(self.max_megabytes * 2**20)
 
-    @property
-    def max_held_bytes(self) -> int:
-        """Size of all requests that are being answered together, in bytes."""
-        return 8 * self.max_bytes
-
-    @property
-    def max_pixels(self) -> int:
-        """Size of one image in pixels."""
-        return int(self.max_megapixels * 10**6)
+def host_name(text: str) -> str:
+    """A host name as browsers send it, in lower case and without a port; an IPv6 address in brackets."""
+    found = re.fullmatch(r"(\*|(?:\*\.)?[a-z0-9_.-]+|\[[a-f0-9:.]+\])(?::\d+)?", text.lower())
+    try:
+        if found is None or found[1].startswith("["):
+            return f"[{ipaddress.IPv6Address(found[1].strip('[]') if found else text)}]"
+    except ValueError:
+        raise ConfigError(
+            f"hosts must be names such as example.com, *.example.com or [::1]; got {text!r}. "
+            f"Leave out the scheme and the path."
+        ) from None
+    return found[1]

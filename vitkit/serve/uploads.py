@@ -1,4 +1,4 @@
-"""A request -> named bytes -> pixels. Names are words, never paths; types are read from the bytes, never believed."""
+"""Read a request's images. File names are only labels, never paths; formats are read from the bytes, not from names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitkit.errors import RequestError, TooLarge
 from vitkit.model.config import InputSpec
 from vitkit.serve.settings import Settings
 
-# What is decoded: formats whose decoders run inside this process, and that people have.
+# Formats that are decoded: common ones whose decoders run inside this process.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 WANTED = (
     "Send images as multipart/form-data in the field `files`, or as JSON "
@@ -28,12 +28,12 @@ WANTED = (
 
 
 class WrongType(RequestError):
-    """A body of a type that the server does not read."""
+    """A request whose Content-Type the server does not read."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One image as it came: what it is called, and its bytes."""
+    """One uploaded image: its name and its bytes."""
 
     name: str
     raw: bytes
@@ -43,8 +43,8 @@ class JsonImage(BaseModel):
     """One image of a JSON request."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(default="image", description="What to call it in the answer.")
-    data: str = Field(description="The file's bytes in base64; a data: URL will do.", min_length=1)
+    name: str = Field(default="image", description="Its name in the answer.")
+    data: str = Field(description="The file's bytes in base64, or a data: URL.", min_length=1)
 
 
 class JsonImages(BaseModel):
@@ -54,7 +54,7 @@ class JsonImages(BaseModel):
     images: list[JsonImage] = Field(min_length=1)
 
 
-# What OpenAPI says of the body: the two ways to send images.
+# The request body in OpenAPI: the two ways to send images.
 BODY = {
     "requestBody": {
         "required": True,
@@ -96,51 +96,45 @@ BODY = {
 
 
 def clean(name: str | None) -> str:
-    """A client's file name as one word of a message: no folders, no control characters, not long."""
+    """A client's file name, safe to show: no folders, no control characters, at most 100 characters."""
     last = re.split(r"[/\\]", name or "")[-1].encode("utf-8", "replace").decode("utf-8")
     return "".join(letter for letter in last if letter.isprintable())[:100].strip() or "image"
 
 
 async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
-    """The images of a request.
+    """Read the images of a request.
 
     Args:
-        request: multipart or JSON; its size is bounded already, by the middleware.
+        request: multipart or JSON; the middleware bounds its size.
         settings: the limits.
 
     Raises:
-        RequestError: one sentence on what was expected.
+        RequestError: the request holds no images that can be read; the message says how to send them.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        found = await _multipart(request, settings)
+        async with request.form(max_files=settings.max_files + 1, max_fields=16) as form:
+            found = []
+            for field, part in form.multi_items():
+                if field != "files":
+                    raise RequestError(f"Expected the field `files`; got {clean(field)!r}. {WANTED}")
+                if not isinstance(part, UploadFile):
+                    raise RequestError(f"Expected files in the field `files`; got text. {WANTED}")
+                found.append(Upload(clean(part.filename), await part.read()))
     elif kind == "application/json":
         found = await asyncio.to_thread(_json, await request.body())
+    elif kind:
+        raise WrongType(f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}")
     else:
-        raise WrongType(
-            f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}"
-            if kind
-            else f"Expected a Content-Type; got none. {WANTED}"
-        )
+        raise WrongType(f"Expected a Content-Type; got none. {WANTED}")
     if not found:
         raise RequestError(f"Expected at least one image; got none. {WANTED}")
     if len(found) > settings.max_files:
         raise TooLarge(
-            f"Expected at most {settings.max_files} images in one request; got {len(found)}. "
+            f"Expected at most {settings.max_files} images per request; got {len(found)}. "
             f"Send them in several requests."
         )
     return found
-
-
-async def _multipart(request: Request, settings: Settings) -> list[Upload]:
-    async with request.form(max_files=settings.max_files + 1, max_fields=16) as form:
-        for field in form:
-            if field != "files":
-                raise RequestError(f"Expected the field `files`; got {clean(field)!r}. {WANTED}")
-        parts = form.getlist("files")
-        if any(not isinstance(part, UploadFile) for part in parts):
-            raise RequestError(f"Expected files in the field `files`; got text. {WANTED}")
-        return [Upload(clean(part.filename), await part.read()) for part in parts if isinstance(part, UploadFile)]
 
 
 def _json(body: bytes) -> list[Upload]:
@@ -152,17 +146,14 @@ def _json(body: bytes) -> list[Upload]:
         raise RequestError(
             f"Expected JSON with images in base64; {place or 'the body'}: {first['msg']}. {WANTED}"
         ) from None
-    return [Upload(clean(image.name), _bytes(image)) for image in asked.images]
-
-
-def _bytes(image: JsonImage) -> bytes:
-    text = image.data
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError(f"{clean(image.name)}: `data` is not base64. {WANTED}") from None
+    found = []
+    for image in asked.images:
+        text = image.data.partition(",")[2] if image.data.startswith("data:") else image.data
+        try:
+            found.append(Upload(clean(image.name), base64.b64decode(text, validate=True)))
+        except (binascii.Error, ValueError):
+            raise RequestError(f"{clean(image.name)}: `data` is not valid base64. {WANTED}") from None
+    return found
 
 
 def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
@@ -171,22 +162,24 @@ def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
     Args:
         upload: its name and bytes.
         spec: what the model expects.
-        settings: the limits; sizes are read from the file's header before a pixel is decoded.
+        settings: the limits; the image's size is read from its header before it is decoded.
 
     Raises:
-        BadImage: no image, or one that cannot be decoded; the same sentence as on the command line.
-        TooLarge: more pixels than the server decodes.
+        BadImage: it is not an image, or it cannot be decoded; the same sentence as on the command line.
+        TooLarge: it has more pixels than the limit.
     """
     image = header(upload.raw, upload.name)
     if image.format not in FORMATS:
-        raise bad(upload.name, f"{image.format} files are not read here; use one of {', '.join(FORMATS)}")
-    width, height = image.size
-    if width * height > settings.max_pixels:
+        raise bad(upload.name, f"{image.format} files are not supported by the server; use one of {', '.join(FORMATS)}")
+    (width, height), most = image.size, settings.max_megapixels * 1e6
+    if width * height > most:
         raise TooLarge(
             f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
-            f"megapixels that this server decodes. Make it smaller."
+            f"megapixels that this server accepts. Send a smaller image."
         )
     wide, high = resized(width, height, spec)
-    if wide * high > max(settings.max_pixels, spec.size[0] * spec.size[1]):
-        raise TooLarge(f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop it.")
+    if wide * high > max(most, spec.size[0] * spec.size[1]):
+        raise TooLarge(
+            f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop the image."
+        )
     return pixels(decode(upload.raw, upload.name), spec, upload.name)
