@@ -8,13 +8,13 @@ import errno
 import json
 import os
 import pickle
-import resource
 import stat
 import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
-from vitkit.checkpoints import containers, load, open_checkpoint, save, to_dialect
+from vitkit.checkpoints import atomic, containers, load, open_checkpoint, save, to_dialect
 from vitkit.checkpoints.atomic import staging
 from vitkit.errors import (
     CheckpointError,
@@ -80,12 +80,12 @@ def test_damaged_bytes_are_never_a_crash(data: st.DataObject, whole: dict[str, P
     ("content", "what"),
     [
         (b"", "is empty"),
-        (b"hello world, this is no checkpoint", "begins with"),
+        (b"hello world, this is not a checkpoint", "begins with"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"\x1f\x8b\x08\x00\x00\x00", "gzip"),
         (b"PK\x03\x04 not really", "truncated or damaged"),
-        (b'\x08\x00\x00\x00\x00\x00\x00\x00{"a": 1}', "no whole safetensors file"),
+        (b'\x08\x00\x00\x00\x00\x00\x00\x00{"a": 1}', "not a complete safetensors file"),
     ],
 )
 def test_wrong_magic(content: bytes, what: str, tmp_path: Path) -> None:
@@ -193,10 +193,10 @@ def test_nested_state_dicts(wrap: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "what"),
     [
-        ({"epoch": 3}, "holds no state dict.*epoch"),
-        ([1, 2], "got a list"),
-        ({}, "holds no state dict"),
-        ({"cls_token": torch.zeros(1), "step": 7}, "'step' among its tensors"),
+        ({"epoch": 3}, "Expected a state dict.*holds a dict of epoch"),
+        ([1, 2], "holds a list"),
+        ({}, "holds a dict"),
+        ({"cls_token": torch.zeros(1), "step": 7}, "also holds 'step'"),
     ],
 )
 def test_no_state_dict(saved: Any, what: str, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def shards(folder: Path, parts: int = 2) -> Path:
         save_file({name: tensors[name].contiguous() for name in chosen}, folder / file)
         places |= dict.fromkeys(chosen, file)
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
     return index
 
 
@@ -250,18 +250,22 @@ def test_sharded(tmp_path: Path) -> None:
 
 def test_bad_shards(tmp_path: Path) -> None:
     index = shards(tmp_path / "s")
-    values = json.loads(index.read_text())
+    values = json.loads(index.read_text(encoding="utf-8"))
     name = next(iter(values["weight_map"]))
-    index.write_text(json.dumps({"weight_map": {**values["weight_map"], name: "../outside.safetensors"}}))
+    index.write_text(
+        json.dumps({"weight_map": {**values["weight_map"], name: "../outside.safetensors"}}), encoding="utf-8"
+    )
     with pytest.raises(UnreadableFile, match="outside its own folder"):
         load(index)
-    index.write_text(json.dumps({"weight_map": {**values["weight_map"], "ghost": values["weight_map"][name]}}))
+    index.write_text(
+        json.dumps({"weight_map": {**values["weight_map"], "ghost": values["weight_map"][name]}}), encoding="utf-8"
+    )
     with pytest.raises(TensorMismatch, match="'ghost'"):
         load(index)
-    index.write_text("[]")
-    with pytest.raises(UnreadableFile, match="no index"):
+    index.write_text("[]", encoding="utf-8")
+    with pytest.raises(UnreadableFile, match="not the index"):
         load(index)
-    index.write_text(json.dumps(values))
+    index.write_text(json.dumps(values), encoding="utf-8")
     (tmp_path / "s" / values["weight_map"][name]).unlink()
     with pytest.raises(UnreadableFile, match="Could not open"):
         load(index)
@@ -270,17 +274,37 @@ def test_bad_shards(tmp_path: Path) -> None:
 def test_bad_json_beside(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
     for name, content, what in (
-        ("config.json", "{", "no JSON"),
-        ("config.json", "[1]", "no JSON object"),
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[1]", "not a JSON object"),
         ("config.json", '{"model_type": "dinov2", "hidden_size": {}}', "cannot be understood"),
         ("config.json", '{"architecture": "x", "pretrained_cfg": 3}', "cannot be understood"),
         ("preprocessor_config.json", '{"resample": 99}', "cannot be understood"),
     ):
-        before = (tmp_path / "hf" / name).read_text()
-        (tmp_path / "hf" / name).write_text(content)
+        before = (tmp_path / "hf" / name).read_text(encoding="utf-8")
+        (tmp_path / "hf" / name).write_text(content, encoding="utf-8")
         with pytest.raises(UnreadableFile, match=what):
             load(tmp_path / "hf")
-        (tmp_path / "hf" / name).write_text(before)
+        (tmp_path / "hf" / name).write_text(before, encoding="utf-8")
+
+
+def test_json_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    save(tiny.model(), tmp_path / "hf", "huggingface")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))
+    config["id2label"]["0"] = "Käse"
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    code = (
+        f"from vitkit.checkpoints import open_checkpoint\n"
+        f"print(ascii(open_checkpoint({str(tmp_path / 'hf')!r}).input_spec.class_names[0]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert done.stdout.strip() == r"'K\xe4se'", done.stderr
 
 
 # Writing
@@ -306,6 +330,7 @@ def test_a_failed_write_changes_nothing(
 
 def test_a_real_limit_on_the_size_of_files(tmp_path: Path) -> None:
     """The operating system refuses in the middle of the write; every library reports that in its own way."""
+    resource = pytest.importorskip("resource")
     places = {**FILES, "huggingface": "hf"}
     for dialect, name in places.items():
         save(tiny.model(1), tmp_path / name, dialect)
@@ -345,7 +370,7 @@ def test_new_folders_do_not_stay_behind(tmp_path: Path, monkeypatch: pytest.Monk
 def test_staging_keeps_the_folder_when_the_block_fails(tmp_path: Path) -> None:
     def write() -> None:
         with staging(tmp_path) as private:
-            (private / "a").write_text("1")
+            (private / "a").write_text("1", encoding="utf-8")
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
@@ -353,16 +378,31 @@ def test_staging_keeps_the_folder_when_the_block_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_windows_syncs_no_folder_and_no_read_only_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, fsync fails on files opened for reading, and folders cannot be opened at all."""
+    opened: list[tuple[str, int]] = []
+
+    def watched(path: Path, flags: int) -> int:
+        opened.append((Path(path).name, flags))
+        return plain(path, flags)
+
+    plain = os.open
+    monkeypatch.setattr(atomic, "os", SimpleNamespace(**{**vars(os), "name": "nt", "open": watched}))
+    with staging(tmp_path) as private:
+        (private / "a").write_text("1", encoding="utf-8")
+    assert opened == [("a", os.O_RDWR)]
+
+
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "folder.safetensors").mkdir()
     for place, dialect, what in (
-        (tmp_path / "file" / "a.safetensors", "native", "a part of the path is a file"),
+        (tmp_path / "file" / "a.safetensors", "native", "part of the path is a file"),
         (tmp_path / "folder.safetensors", "native", "a folder is in the way"),
         (tmp_path / "a.pth", "native", r"ending in \.safetensors"),
         (tmp_path / "a.safetensors", "google", r"ending in \.npz"),
-        (tmp_path / "a.safetensors", "huggingface", "name of a folder"),
-        (tmp_path / "file", "huggingface", "name of a folder"),
+        (tmp_path / "a.safetensors", "huggingface", "Expected the name of a folder"),
+        (tmp_path / "file", "huggingface", "Expected the name of a folder"),
     ):
         with pytest.raises(OutputError, match=what):
             save(tiny.model(), place, dialect)

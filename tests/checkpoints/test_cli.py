@@ -44,8 +44,8 @@ def test_convert_explains(vitkit, tmp_path: Path) -> None:  # type: ignore[no-un
     save(tiny.model(layer_norm_eps=1e-6), tmp_path / "a.safetensors")
     code, out, _ = vitkit("convert", tmp_path / "a.safetensors", tmp_path / "a.npz", "--to", "google", "--verify")
     assert code == 0
-    assert "nothing to compare with" in out
-    assert "explained by hidden_act: the library computes with gelu_tanh, vitkit with gelu" in out
+    assert "not compared: the dialect has no library of its own" in out
+    assert "explained by hidden_act: the library uses gelu_tanh, vitkit gelu" in out
 
 
 def test_convert_changes(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -124,7 +124,7 @@ def test_inspect(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     assert code == 0
     for part in (
         "dialect   dinov2",
-        "none of Table 1",
+        "not a published one",
         "1 of them not used (mask_token)",
         "layer_norm_eps 1e-12",
         "classes   0",

@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(cache: Path, name: str, commit: str = COMMIT, ref: str = "main", seed: int = 0) -> Path:
     place = cache / ("models--" + name.replace("/", "--"))
     (place / "refs").mkdir(parents=True, exist_ok=True)
-    (place / "refs" / ref).write_text(commit)
+    (place / "refs" / ref).write_text(commit, encoding="utf-8")
     save(tiny.model(seed), place / "snapshots" / commit, "huggingface")
     return place / "snapshots" / commit
 

@@ -133,7 +133,7 @@ def test_new_head(native: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not found.head.weight.any()
     assert not found.head.bias.any()
     assert found.input_spec.class_names == ("a", "b", "c")
-    assert "The head is new and zero: 3 classes instead of 5" in caplog.text
+    assert "The head is new and zero, with 3 classes instead of 5" in caplog.text
     assert torch.equal(found.features(tiny.pixels(found)), load(native).features(tiny.pixels(found)))
 
 
@@ -155,10 +155,10 @@ def test_class_names_that_do_not_fit(native: Path) -> None:
 
 def test_stated_classes_against_the_head(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config = json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))
     config["id2label"] = {"0": "cat", "1": "dog"}
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TensorMismatch, match=r"5 classes, but 2 are stated"):
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(TensorMismatch, match=r"5 classes, but its JSON file states 2"):
         load(tmp_path / "hf")
     found = load(tmp_path / "hf", num_classes=2)
     assert found.head.weight.shape == (2, 32)
@@ -181,7 +181,7 @@ def test_heads_by_the_width(tmp_path: Path) -> None:
     bare(tmp_path / "a.pth", hidden_size=128, num_attention_heads=2)
     opened = open_checkpoint(tmp_path / "a.pth")
     assert opened.config.num_attention_heads == 2
-    assert any("2 are taken" in note for note in opened.notes)
+    assert any("2 heads of width 64 are assumed" in note for note in opened.notes)
 
 
 def test_heads_must_be_given(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_numerics_of_weights_alone(dialect: str, tmp_path: Path, caplog: pytest.
     bare(tmp_path / "a.pth", dialect)
     found = load(tmp_path / "a.pth", num_attention_heads=4)
     assert {name: getattr(found.config, name) for name in NUMERICS[dialect]} == NUMERICS[dialect]
-    assert f"{dialect}'s own are taken" in caplog.text
+    assert f"those of {dialect} are assumed" in caplog.text
     assert found.input_spec.mean == DEFAULTS[dialect]["mean"]
     assert "Give mean= and std=" in caplog.text
 
@@ -307,7 +307,7 @@ def test_timm_folder(tmp_path: Path) -> None:
             "label_names": ["a", "b", "c", "d", "e"],
         },
     }
-    (tmp_path / "t" / "config.json").write_text(json.dumps(cfg))
+    (tmp_path / "t" / "config.json").write_text(json.dumps(cfg), encoding="utf-8")
     found = load(tmp_path / "t")
     assert tiny.same_tensors(found, model)
     assert found.input_spec == InputSpec(
@@ -339,10 +339,12 @@ def test_shortest_edge_becomes_a_crop(edge: int) -> None:
 
 def test_edited_json_wins(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    prepared = json.loads((tmp_path / "hf" / "preprocessor_config.json").read_text())
-    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps({**prepared, "image_mean": [0, 0, 0]}))
+    config = json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}), encoding="utf-8")
+    prepared = json.loads((tmp_path / "hf" / "preprocessor_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(
+        json.dumps({**prepared, "image_mean": [0, 0, 0]}), encoding="utf-8"
+    )
     found = load(tmp_path / "hf")
     assert found.config.layer_norm_eps == 0.5
     assert found.input_spec.mean == (0, 0, 0)
@@ -353,8 +355,8 @@ def test_edited_json_wins(tmp_path: Path) -> None:
 )
 def test_json_of_another_architecture(change: dict[str, Any], what: str, tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **change}))
+    config = json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **change}), encoding="utf-8")
     with pytest.raises(CannotExpress, match=what):
         load(tmp_path / "hf")
 
@@ -369,9 +371,9 @@ def test_class_names_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_names_that_occur_twice_get_their_number() -> None:
-    from vitkit.checkpoints.external_configs import read_beside
+    from vitkit.checkpoints.external_configs import read_json
 
-    _, spec = read_beside({"id2label": {"0": "crane", "1": "cat", "2": "crane"}}, None)
+    _, spec = read_json({"id2label": {"0": "crane", "1": "cat", "2": "crane"}}, None)
     assert spec["class_names"] == ("crane (0)", "cat", "crane (2)")
 
 
@@ -382,7 +384,7 @@ def test_sidecar_holds_what_the_file_cannot(tmp_path: Path) -> None:
     model = tiny.model(layer_norm_eps=1e-3, hidden_act="gelu_tanh", position_resize="dinov2")
     model.input_spec = InputSpec(size=(32, 32), mean=(0.1,) * 3, std=(0.2,) * 3, class_names=("a", "b", "c", "d", "e"))
     save(model, tmp_path / "a.pth", "timm")
-    values = json.loads((tmp_path / "a.pth.vitkit.json").read_text())
+    values = json.loads((tmp_path / "a.pth.vitkit.json").read_text(encoding="utf-8"))
     assert len(values["sha256"]) == 64
     found = load(tmp_path / "a.pth")
     assert (found.config, found.input_spec) == (model.config, model.input_spec)
@@ -394,20 +396,20 @@ def test_sidecar_of_other_weights_is_not_used(tmp_path: Path, caplog: pytest.Log
     found = load(tmp_path / "a.pth", num_attention_heads=4)
     assert found.config.layer_norm_eps == 1e-6
     assert "belongs to other weights" in caplog.text
-    assert "timm's own are taken" in caplog.text
+    assert "those of timm are assumed" in caplog.text
 
 
 def test_damaged_sidecar(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tiny.model(), tmp_path / "a.pth", "timm")
-    (tmp_path / "a.pth.vitkit.json").write_text('{"config": 3')
+    (tmp_path / "a.pth.vitkit.json").write_text('{"config": 3', encoding="utf-8")
     load(tmp_path / "a.pth", num_attention_heads=4)
-    assert "no sidecar that this version can read" in caplog.text
+    assert "is not a sidecar that this version can read" in caplog.text
 
 
 def test_native_carries_strings(tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "a.safetensors", extra={"run": "7", "accuracy": "0.9"})
     assert open_checkpoint(tmp_path / "a.safetensors").extra == {"run": "7", "accuracy": "0.9"}
-    with pytest.raises(ConfigError, match="native files only"):
+    with pytest.raises(ConfigError, match="Only native files can hold extra="):
         save(tiny.model(), tmp_path / "a.pth", "timm", extra={"run": "7"})
 
 
@@ -416,4 +418,4 @@ def test_native_names_without_metadata(tmp_path: Path, caplog: pytest.LogCapture
 
     save_file(tiny.model().state_dict(), tmp_path / "a.safetensors")
     assert tiny.same_tensors(load(tmp_path / "a.safetensors", num_attention_heads=4), tiny.model())
-    assert "native's own are taken" in caplog.text
+    assert "those of native are assumed" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,19 +12,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import vitkit
 from tests.checkpoints import tiny
-from vitkit.checkpoints import DIALECTS, convert, from_dialect, load, save, to_dialect
-from vitkit.checkpoints.capabilities import COLUMNS, EXPRESSES, PROPERTIES, can_express, cannot
+from vitkit.checkpoints import DIALECTS, convert, from_dialect, load, save, sidecar, to_dialect
+from vitkit.checkpoints.capabilities import ALL, PROPERTIES, can_express, cannot
 from vitkit.errors import CannotExpress, ConfigError
 from vitkit.model.config import InputSpec, ViTConfig
 
 
 def test_the_table_covers_every_dialect_and_property() -> None:
-    assert set(COLUMNS) == set(DIALECTS)
-    assert set(EXPRESSES) == set(PROPERTIES)
-    assert all(len(row.split()) == len(COLUMNS) for row in EXPRESSES.values())
+    assert ALL.split() == list(DIALECTS)
+    assert all(set(dialects.split()) <= set(DIALECTS) for _, dialects in PROPERTIES.values())
     assert all(can_express(name, "native") for name in PROPERTIES)
 
 
@@ -174,6 +176,35 @@ def test_pruned_heads_refused(dialect: str) -> None:
     model.prune_heads({0: [1]})
     with pytest.raises(CannotExpress, match="pruned heads"):
         to_dialect(model, dialect)
+
+
+def test_equal_models_give_equal_files(tmp_path: Path) -> None:
+    """Two processes write the same bytes; a random order of safetensors' metadata would show in a few files."""
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from tests.checkpoints import tiny\nfrom vitkit.checkpoints import save\n"
+        "folder = Path(sys.argv[1])\n"
+        "for dialect in ('native', 'huggingface', 'timm', 'google'):\n"
+        "    save(tiny.model(), folder / tiny.destination(dialect, dialect), dialect)\n"
+        "for seed in range(5):\n"
+        "    save(tiny.model(seed), folder / f'{seed}.safetensors', extra={'run': '7', 'accuracy': '0.9'})\n"
+        "    save(tiny.model(seed), folder / f'{seed}-timm.safetensors', 'timm')"
+    )
+    written = []
+    for name in ("a", "b"):
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], check=True, cwd=Path(__file__).parents[2])
+        files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
+        written.append({str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files})
+    assert len(written[0]) == 23
+    assert written[0] == written[1]
+
+
+def test_native_files_with_two_metadata_keys_are_still_read(tmp_path: Path) -> None:
+    """Earlier versions wrote `format` next to `vitkit`."""
+    model = tiny.model(layer_norm_eps=1e-3)
+    text = sidecar.describe(model.config, model.input_spec, extra={"run": "7"})
+    save_file(dict(model.state_dict()), tmp_path / "a.safetensors", {"format": "pt", "vitkit": text})
+    assert load(tmp_path / "a.safetensors").config == model.config
 
 
 def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_num_labels_is_num_classes() -> None:
     c = ViTConfig(num_labels=5)  # type: ignore[call-arg]
     assert c.num_classes == c.num_labels == 5  # type: ignore[attr-defined]
     assert dataclasses.replace(c, num_classes=6).num_labels == 6
-    with pytest.raises(ConfigError, match="two names of one field"):
+    with pytest.raises(ConfigError, match="two names for the same field"):
         ViTConfig(num_labels=5, num_classes=6)  # type: ignore[call-arg]
 
 
@@ -105,7 +105,7 @@ def test_nonsense_is_refused(values, words) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"crop": 0.9}, ["crop=0.9", "resize='crop'"]),
+        ({"crop": 0.9}, ["crop", "got 0.9", "resize='crop'"]),
         ({"resize": "crop", "crop": 1.1}, ["crop", "at most 1"]),
         ({"std": (0.5, 0.0, 0.5)}, ["std", "over 0"]),
         ({"mean": (0.5,)}, ["rgb", "3 numbers", "got 1 and 3"]),
@@ -122,7 +122,7 @@ def test_bad_input_spec_is_refused(values, words) -> None:
 
 
 def test_spec_and_config_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"takes 1 channels.*gives 3"):
+    with pytest.raises(ConfigError, match=r"takes 1 channels.*has 3"):
         InputSpec().check(ViTConfig(num_channels=1))
     with pytest.raises(ConfigError, match=r"has 3 classes.*names 2"):
         InputSpec(class_names=("a", "b")).check(ViTConfig(num_classes=3))

@@ -1,4 +1,4 @@
-"""Files of weights <-> model: one file a dialect, a dialect is a table of rules; safe reading, whole writing, the hub.
+"""Read and write weights: one file per dialect, each a table of rules; safe reading, atomic writing, the hub.
 
 What does not belong here: how a model computes (model), how images are prepared (data), training state (training).
 """
@@ -6,8 +6,7 @@ What does not belong here: how a model computes (model), how images are prepared
 from __future__ import annotations
 
 from vitkit.checkpoints.dialects import DIALECTS, from_dialect, recognise, to_dialect
-from vitkit.checkpoints.inspection import inspect
-from vitkit.checkpoints.reading import Checkpoint, load, open_checkpoint
+from vitkit.checkpoints.reading import Checkpoint, inspect, load, open_checkpoint
 from vitkit.checkpoints.writing import convert, save
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Writing that either happens or does not: into a private folder beside, fsync, rename. Training uses it too."""
+"""Atomic writing: files are written to a private folder, synced, and renamed into place. Training uses it too."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from vitkit.errors import OutputError
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "your disk quota is used up; free some space",
-    errno.EACCES: "permission is denied; choose a place that you may write to",
-    errno.EPERM: "permission is denied; choose a place that you may write to",
-    errno.EROFS: "the file system is read-only; choose another place",
-    errno.ENOTDIR: "a part of the path is a file; choose another place",
-    errno.EEXIST: "a part of the path is a file; choose another place",
+    errno.EACCES: "permission denied; choose a location you can write to",
+    errno.EPERM: "permission denied; choose a location you can write to",
+    errno.EROFS: "the file system is read-only; choose another location",
+    errno.ENOTDIR: "part of the path is a file; choose another location",
+    errno.EEXIST: "part of the path is a file; choose another location",
     errno.EISDIR: "a folder is in the way; choose another name",
     errno.ENOTEMPTY: "a folder is in the way; choose another name",
 }
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused, and what to do about it."""
-    return REASONS.get(error.errno or 0, f"the system says {error.strerror or error}")
+    """Say why the operating system refused, and what to do about it."""
+    return REASONS.get(error.errno or 0, f"the operating system says: {error.strerror or error}")
 
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Yield a private, empty folder; when the block ends well, the files in it move to `folder`, whole and synced.
+    """Yield a private, empty folder; when the block succeeds, its files are synced and moved to `folder`.
 
-    The files are complete on the disk before the first of them is renamed, so that whatever fails while they are
-    written (no space, no memory, a crash) leaves `folder` as it was. The first file written moves first.
+    All files are complete on disk before the first is renamed, so a failure while writing (no space, no memory, a
+    crash) leaves `folder` as it was. The file written first moves first.
 
     Args:
-        folder: where the files belong; made when it is not there.
+        folder: where the files belong; created if missing.
 
     Raises:
-        OutputError: the place cannot be written to; says why.
+        OutputError: `folder` cannot be written to; the message says why.
     """
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     done = False
@@ -72,7 +72,11 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    """Flush a file or folder to disk. Windows can only sync files opened for writing, and no folders."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

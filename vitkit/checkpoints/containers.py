@@ -1,6 +1,6 @@
 """Files of tensors, told apart by their first bytes: safetensors, PyTorch's `.pth` (weights only), NumPy's `.npz`.
 
-A file that would have to run code to be read is refused; nothing in it is ever run.
+A file that cannot be read without running code is refused; nothing in a file is ever run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from vitkit.errors import TensorMismatch, UnreadableFile, UnsafeFile
 
-# Where training scripts put the weights inside what they save, in order of preference.
+# The keys under which training scripts save weights, best first.
 NESTED = ("teacher", "model", "state_dict", "model_state_dict", "module", "params")
-# What wrappers put before every name.
+# What wrappers put in front of every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
-# Files that are not weights, by their first bytes.
+# What files that are not weights begin with.
 IMPOSTORS = {
     b"version https://git-lfs": "is a Git LFS pointer, not the weights: run `git lfs pull`",
     b"<": "is a web page, not weights: download the file itself",
@@ -37,17 +37,17 @@ IMPOSTORS = {
 
 
 def read(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file, and the strings it carries.
+    """Read the tensors of a file, and its metadata.
 
     Args:
         path: a safetensors, PyTorch or NumPy file, or the JSON index of a sharded one.
-        only: names that are wanted from a safetensors file; all when not given.
+        only: the tensors to read from a safetensors file (default: all).
 
     Returns:
-        Tensors by name (mapped from the file where the format allows it), and safetensors' metadata.
+        Tensors by name (memory-mapped if the format allows it), and the metadata of a safetensors file.
 
     Raises:
-        UnreadableFile: not there, truncated, or of another format.
+        UnreadableFile: missing, truncated, or of another format.
         UnsafeFile: holds more than tensors.
     """
     try:
@@ -57,45 +57,42 @@ def read(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Ten
         raise UnreadableFile(f"Could not open {path}: {error.strerror or error}.") from None
     if path.name.endswith(".index.json"):
         return _read_shards(path, only)
-    reader = _reader(path, start)
-    return _read_safetensors(path, only) if reader is _read_safetensors else reader(path)
-
-
-def _reader(path: Path, start: bytes) -> Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]:
     if start.startswith(b"PK"):
-        return _read_zip
+        return _read_zip(path), {}
     if start[8:9] == b"{":
-        return _read_safetensors
+        return _read_safetensors(path, only)
     if start.startswith(b"\x80"):
-        return _read_torch
+        return _read_torch(path), {}
     for magic, what in IMPOSTORS.items():
         if start.lstrip().startswith(magic):
             raise UnreadableFile(f"{path} {what}.")
     what = f"begins with {start[:8]!r}" if start else "is empty"
-    raise UnreadableFile(f"{path} {what}; expected a .safetensors, .pth, .pt, .bin or .npz file of weights.")
+    raise UnreadableFile(f"Expected weights in a .safetensors, .pth, .pt, .bin or .npz file; {path} {what}.")
 
 
-def _read_safetensors(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except Exception as error:
         raise UnreadableFile(
-            f"{path} is no whole safetensors file ({_short(error)}); download or copy it again."
+            f"{path} is not a complete safetensors file ({_short(error)}); download or copy it again."
         ) from None
 
 
 def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A sharded file: its index names the shard of every tensor."""
+    """Read a sharded file; its index names the shard of each tensor."""
     try:
         places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(places.values()))
         outside = [shard for shard in shards if Path(shard).name != shard]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UnreadableFile(f"{path} is no index of a sharded checkpoint (no weight_map).") from None
+        raise UnreadableFile(f"{path} is not the index of a sharded checkpoint (it has no weight_map).") from None
     if outside:
-        raise UnreadableFile(f"{path} names {outside[0]!r}, which is outside its own folder; that is not followed.")
+        raise UnreadableFile(
+            f"{path} refers to {outside[0]!r}, which is outside its own folder; such paths are not followed."
+        )
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         tensors |= read(path.parent / shard, only)[0]
@@ -104,7 +101,7 @@ def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Te
     return tensors, {}
 
 
-def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_zip(path: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -113,11 +110,13 @@ def _read_zip(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if any(name.endswith(".npy") for name in names):
         return _read_npz(path)
     if any(name.endswith("/constants.pkl") for name in names):
-        raise UnsafeFile(f"{path} is a TorchScript program, not weights; it was not run. Save model.state_dict().")
+        raise UnsafeFile(
+            f"{path} is a TorchScript program, not weights; it was not run. Save model.state_dict() instead."
+        )
     return _read_torch(path)
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_npz(path: Path) -> dict[str, Tensor]:
     tensors = {}
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -130,32 +129,33 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except Exception as error:  # damaged bytes fail in many ways
         if "pickle" in str(error):
             raise UnsafeFile(
-                f"{path} holds Python objects, which could run code; it was not read. Save plain arrays only."
+                f"{path} holds Python objects, and reading them could run code; it was not read. Save only plain "
+                f"arrays."
             ) from None
         raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
-    return tensors, {}
+    return tensors
 
 
-def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
-        # Training scripts save their arguments beside the weights; a Namespace holds values and runs nothing.
+        # Training scripts save their arguments with the weights; a Namespace holds values and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd pickles; whether they are read is what matters
+            warnings.simplefilter("ignore")  # warnings about odd pickles: they are either read or refused
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if not re.search(r"GLOBAL|Unsupported (class|operand)|Can only build|reduce", str(error)):
-            raise UnreadableFile(f"{path} is truncated or no file of PyTorch; download or copy it again.") from None
+            raise UnreadableFile(f"{path} is truncated or not a PyTorch file; download or copy it again.") from None
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f" ({found[1]})" if found else ""
         raise UnsafeFile(
-            f"{path} holds Python objects{what}, not only tensors, and reading them could run code; it "
-            f"was not read. Save model.state_dict() with the library that made it."
+            f"{path} holds Python objects{what} besides tensors, and reading them could run code; it was not read. "
+            f"Save model.state_dict() with the library that made it."
         ) from None
-    except Exception as error:  # a damaged pickle can fail in any way; none of them runs anything
+    except Exception as error:  # a damaged pickle can fail in any way, but never runs anything
         raise UnreadableFile(
-            f"{path} is truncated or no file of PyTorch ({_short(error)}); download or copy it again."
+            f"{path} is truncated or not a PyTorch file ({_short(error)}); download or copy it again."
         ) from None
-    return unwrap(saved, path), {}
+    return unwrap(saved, path)
 
 
 def _short(error: Exception) -> str:
@@ -163,14 +163,14 @@ def _short(error: Exception) -> str:
 
 
 def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict inside what a training script has saved.
+    """Return the state dict inside what a training script has saved.
 
     Args:
-        saved: what `torch.load` gave.
+        saved: the result of `torch.load`.
         path: for messages.
 
     Raises:
-        TensorMismatch: no tensors, or something else among them.
+        TensorMismatch: no tensors, or values of another kind among them.
     """
     while isinstance(saved, Mapping) and not any(isinstance(value, Tensor) for value in saved.values()):
         inner = [key for key in NESTED if isinstance(saved.get(key), Mapping)]
@@ -180,11 +180,13 @@ def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(saved, Mapping) or not any(isinstance(value, Tensor) for value in saved.values()):
         keys = f" of {', '.join(map(str, list(saved)[:4]))}" if isinstance(saved, Mapping) and saved else ""
         raise TensorMismatch(
-            f"{path} holds no state dict; expected tensors by name (or one of {', '.join(NESTED)} "
-            f"with them), got a {type(saved).__name__}{keys}."
+            f"Expected a state dict, possibly under one of the keys {', '.join(NESTED)}; {path} holds a "
+            f"{type(saved).__name__}{keys}. Save model.state_dict()."
         )
     if odd := [str(name) for name, value in saved.items() if not isinstance(value, Tensor)]:
-        raise TensorMismatch(f"{path} holds {odd[0]!r} among its tensors, which is none; save the state dict alone.")
+        raise TensorMismatch(
+            f"Expected only tensors; {path} also holds {odd[0]!r}, which is not one. Save the state dict alone."
+        )
     tensors = {str(name): tensor for name, tensor in saved.items()}
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), ""):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -192,11 +194,13 @@ def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _write_safetensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata={"format": "pt", **metadata})
+    # A single key, because safetensors writes several in random order; without one transformers refuses the file.
+    assert len(metadata) <= 1, metadata
+    save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata=metadata or {"format": "pt"})
 
 
 def _write_torch(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    # clone: a view would be written with all the memory it looks into
+    # clone: a view would be written with all of its underlying storage
     torch.save({name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}, path)
 
 
@@ -216,12 +220,12 @@ WRITERS: dict[str, Callable[[dict[str, Tensor], Path, dict[str, str]], None]] = 
 
 
 def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to a file of the kind that its suffix says.
+    """Write tensors to a file in the format of its suffix. Equal tensors and metadata give equal bytes.
 
     Args:
         tensors: by name, on any device.
-        path: ends in one of WRITERS.
-        metadata: strings, which safetensors alone can hold.
+        path: ends in a suffix that is in WRITERS.
+        metadata: at most one string by name; only safetensors files can hold it.
     """
     try:
         on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""course: the replication of the "learn PyTorch" course, and `vitkit.paper.ViT`, which has the same names."""
+"""course: the replication in the "learn PyTorch" course, and `vitkit.paper.ViT`, which uses the same names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ RULES = (
 
 
 def _prepare(tensors: Tensors) -> Tensors:
-    """Refuse the form on the course's slides, which leaves the LayerNorm of Eq. 4 out."""
+    """Refuse the version on the course's slides, which leaves out the LayerNorm of Eq. 4."""
     first = tensors.get("classifier.0.weight", tensors.get("classifier.weight"))
     if first is not None and first.dim() == 2:
         raise CannotExpress(
-            "The classifier of this course file is a Linear without the LayerNorm of Eq. 4 before it (the form on the "
-            "slides); that is another model. Train the course's Sequential(LayerNorm, Linear) and save that."
+            "Expected a LayerNorm and a Linear in the classifier; this course file has only the Linear, without the "
+            "LayerNorm of Eq. 4 (the version on the slides), which is another model. Train and save the course's "
+            "Sequential(LayerNorm, Linear)."
         )
     return tensors
 

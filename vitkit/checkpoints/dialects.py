@@ -1,4 +1,4 @@
-"""DIALECTS: every public spelling of the Vision Transformer, one row each; and the way there and back."""
+"""DIALECTS: every public spelling of the Vision Transformer, one row each, and the translation both ways."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def recognise(names: Iterable[str]) -> Dialect:
-    """The dialect of a file, from the names of its tensors.
+    """Return the dialect of a file, given the names of its tensors.
 
     Raises:
-        UnknownDialect: no dialect recognises them; shows some of them.
+        UnknownDialect: no dialect recognises them; the message shows some of them.
     """
     names = list(names)
     for dialect in DIALECTS.values():
@@ -45,7 +45,7 @@ def recognise(names: Iterable[str]) -> Dialect:
 
 
 class _NoFilling(TorchFunctionMode):
-    """Filling a tensor without storage does nothing, but torch imports its compiler to do it: seconds, once."""
+    """Skip initialisation: without storage it has no effect, but torch would import its compiler for it (seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "fill_"):
@@ -54,13 +54,13 @@ class _NoFilling(TorchFunctionMode):
 
 
 def skeleton(config: ViTConfig) -> ViT:
-    """A model without storage: names and shapes only."""
+    """Build a model without storage: names and shapes only."""
     with torch.device("meta"), _NoFilling():
         return ViT(config)
 
 
 def to_dialect(model: ViT, dialect: str) -> dict[str, Tensor]:
-    """The tensors of a model, spelled and laid out as in a dialect's files. They may share the model's memory.
+    """Return the tensors of a model as a dialect's files have them. They may share the model's memory.
 
     Args:
         model: a ViT.
@@ -75,7 +75,7 @@ def to_dialect(model: ViT, dialect: str) -> dict[str, Tensor]:
 
 
 def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig) -> dict[str, Tensor]:
-    """A dialect's tensors as the model's state dict, ready for `ViT(config).load_state_dict`.
+    """Return a dialect's tensors as the model's state dict, ready for `ViT(config).load_state_dict`.
 
     Args:
         tensors: all tensors of a file of that dialect.

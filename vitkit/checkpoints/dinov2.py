@@ -1,6 +1,6 @@
 """dinov2: Meta's own names, and (dinov2-hf) transformers' `Dinov2Model` and `Dinov2WithRegistersModel`.
 
-Both are backbones: there is no head. Registers stand after the class token and have no positions.
+Both are backbones, without a head. Registers come after the class token and have no positions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HF_RULES = (
 
 
 def _with_mask(name: str, tensors: Tensors, config: ViTConfig) -> Tensors:
-    """Both libraries expect the token that pre-training put in place of masked patches; nothing else uses it."""
+    """Add the token that pre-training puts in place of masked patches: both libraries expect it, though unused."""
     return {**tensors, name: tensors[name.replace("mask", "cls")].new_zeros(1, config.hidden_size)}
 
 

@@ -1,14 +1,14 @@
-"""Other libraries' JSON beside weights: transformers' config.json and preprocessor_config.json, timm's config.json.
+"""Other libraries' JSON files: transformers' config.json and preprocessor_config.json, and timm's config.json.
 
-`read_*` give fields of ViTConfig and InputSpec; `write_*` give what transformers reads. Fields for which transformers
-has no word stand under `vitkit` in config.json.
+`read_*` return fields of ViTConfig and InputSpec; `write_*` return what transformers reads. Fields that transformers
+does not have are kept under `vitkit` in config.json.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +31,7 @@ SAME = (
     "pruned_heads",
     "chunk_size_feed_forward",
 )
-OURS = ("position_resize", "pad_input", "drop_path_rate")  # no word in transformers' ViTConfig
+OURS = ("position_resize", "pad_input", "drop_path_rate")  # not in transformers' ViTConfig
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -43,18 +43,18 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's
 Fields = dict[str, Any]
 
 
-def read_beside(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None) -> tuple[Fields, Fields]:
-    """What the JSON files beside weights say.
+def read_json(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None) -> tuple[Fields, Fields]:
+    """Read the JSON files in a checkpoint's folder.
 
     Args:
         config: the parsed config.json, transformers' or timm's.
-        preprocessor: the parsed preprocessor_config.json, if there is one.
+        preprocessor: the parsed preprocessor_config.json; None without one.
 
     Returns:
         Fields of ViTConfig, and fields of InputSpec.
 
     Raises:
-        UnreadableFile: JSON of another kind.
+        UnreadableFile: the JSON is of another kind.
         CannotExpress: an architecture that the model does not have.
     """
     try:
@@ -70,26 +70,29 @@ def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any
     own = config.get("vitkit")
     if isinstance(own, Mapping):
         spec |= {name: own[name] for name in ("channels", "backend") if name in own}
-        exact = own.get("crop")  # a number of pixels does not tell the share that it came from
+        exact = own.get("crop")  # the edge in pixels does not determine the exact share
         if spec.get("resize") == "crop" and exact and _edge(spec["size"], exact) == _edge(spec["size"], spec["crop"]):
             spec["crop"] = exact
     return read_config(config), spec
 
 
 def read_config(values: Mapping[str, Any]) -> Fields:
-    """The fields of ViTConfig that transformers' config.json gives."""
+    """Return the fields of ViTConfig that transformers' config.json states."""
     fields = {name: values[name] for name in SAME if values.get(name) is not None}
     if act := values.get("hidden_act"):
         if act not in ACTIVATIONS:
             raise CannotExpress(
-                f"config.json has hidden_act={act!r}, which vitkit does not run; it has {', '.join(ACTIVATIONS)}."
+                f"Expected hidden_act to be one of {', '.join(ACTIVATIONS)}; config.json has {act!r}, which vitkit "
+                f"does not support."
             )
         fields["hidden_act"] = ACTIVATIONS[act]
     if values.get("pooler_act", "tanh") != "tanh":
-        raise CannotExpress(f"config.json has pooler_act={values['pooler_act']!r}; vitkit's pre-logits are tanh's.")
+        raise CannotExpress(
+            f"Expected pooler_act='tanh'; config.json has {values['pooler_act']!r}, which vitkit does not support."
+        )
     if str(values.get("model_type", "")).startswith("dinov2"):
         if values.get("use_swiglu_ffn"):
-            raise CannotExpress("config.json has use_swiglu_ffn=true: a SwiGLU MLP, which vitkit does not run.")
+            raise CannotExpress("config.json has use_swiglu_ffn=true: a SwiGLU MLP, which vitkit does not support.")
         fields["intermediate_size"] = int(values.get("hidden_size", 768) * values.get("mlp_ratio", 4))
         fields |= {
             "layer_scale": float(values.get("layerscale_value", 1.0)),
@@ -118,15 +121,15 @@ def _labels(id2label: Any) -> tuple[str, ...]:
 
 
 def unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that differ: ImageNet has two cranes and two maillots, which get their number."""
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    return tuple(f"{name} ({i})" if name in twice else name for i, name in enumerate(names))
+    """Append its index to each name that occurs twice, such as ImageNet's two cranes and two maillots."""
+    count = Counter(names)
+    return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names))
 
 
 def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
     cfg = values.get("pretrained_cfg") or values
     fields: Fields = {}
-    with contextlib.suppress(ConfigError):  # an architecture without a row: heads are told from the width
+    with contextlib.suppress(ConfigError):  # an architecture without a row: the width tells the heads
         fields["num_attention_heads"] = variant(str(values["architecture"])).num_attention_heads
     if "num_classes" in values:
         fields["num_classes"] = values["num_classes"]
@@ -137,7 +140,7 @@ def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
     if values.get("global_pool") == "avg":
         fields["pool"] = "mean"
     if values.get("global_pool") == "map":
-        raise CannotExpress("config.json has global_pool='map': a MAP head, which vitkit does not run.")
+        raise CannotExpress("config.json has global_pool='map': a MAP head, which vitkit does not support.")
     spec |= {name: tuple(cfg[name]) for name in ("mean", "std") if name in cfg}
     if cfg.get("interpolation") in RESAMPLE.values():
         spec["interpolation"] = cfg["interpolation"]
@@ -152,7 +155,7 @@ def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
 
 
 def read_preprocessor(values: Mapping[str, Any]) -> Fields:
-    """The fields of InputSpec that a preprocessor_config.json gives."""
+    """Return the fields of InputSpec that a preprocessor_config.json states."""
 
     def sides(size: Any) -> tuple[int, int]:
         return (size["height"], size["width"]) if isinstance(size, Mapping) else (size, size)
@@ -185,18 +188,18 @@ def read_preprocessor(values: Mapping[str, Any]) -> Fields:
 
 
 def _edge(size: tuple[int, int], crop: float) -> int:
-    """The short side, in pixels, of what the centre is cut from."""
+    """Return the short side, in pixels, of the resized image before the centre crop."""
     return math.floor(min(size) / crop)
 
 
 def share(size: int, edge: int) -> float:
-    """The crop for which floor(size / crop) is exactly `edge`."""
+    """Return the crop for which floor(size / crop) is exactly `edge`."""
     crop = min(size / edge, 1.0)
     return crop if math.floor(size / crop) == edge or crop == 1.0 else math.nextafter(crop, 0)
 
 
 def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
-    """The config.json with which transformers loads the weights."""
+    """Return the config.json with which transformers loads the weights."""
     values: Fields = {name: getattr(config, name) for name in SAME if name != "pruned_heads"}
     values["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}[config.hidden_act]
     ours = {name: getattr(config, name) for name in OURS} | {
@@ -240,7 +243,7 @@ def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
 
 
 def write_preprocessor(spec: InputSpec) -> Fields:
-    """The preprocessor_config.json with which transformers prepares images."""
+    """Return the preprocessor_config.json with which transformers prepares images."""
     numbers = {name: number for number, name in RESAMPLE.items()}
     kind = "ViTImageProcessor" if spec.resize == "squash" else "BitImageProcessor"
     values: Fields = {
@@ -264,16 +267,3 @@ def write_preprocessor(spec: InputSpec) -> Fields:
         "crop_size": box,
         "do_convert_rgb": spec.channels == "rgb",
     }
-
-
-def spec_of(config: ViTConfig, fields: Mapping[str, Any]) -> InputSpec:
-    """An InputSpec for a model from fields that may have been made for three channels."""
-    base = InputSpec.of(config)
-    fields = {name: value for name, value in fields.items() if value is not None}
-    channels = fields.get("channels", base.channels)
-    for name in ("mean", "std"):
-        given = tuple(fields.get(name, ()))
-        if given and len(given) != config.num_channels:  # statistics of other channels: their mean, once a channel
-            fields[name] = (round(sum(given) / len(given), 6),) * config.num_channels
-            channels = base.channels
-    return dataclasses.replace(base, **{**fields, "channels": channels})

@@ -1,7 +1,7 @@
-"""google: the authors' `.npz` files, and what their code became (AugReg, big_vision, `opt/target/`, stacked blocks).
+"""google: the authors' `.npz` files in all their forms: original, AugReg, big_vision, `opt/target/`, stacked blocks.
 
-Read in all these forms, written in the original one, which Google's and timm's readers take. Kernels are [in, out],
-convolutions [P, P, C, D], and heads have an axis of their own.
+Files are written in the original form, which Google's and timm's readers accept. Kernels are [in, out], convolutions
+[P, P, C, D], and heads have an axis of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RESPELL = (
 
 
 def _prepare(tensors: Tensors) -> Tensors:
-    """Unstack blocks that a scan has put into one tensor, and put big_vision's positions where the others are."""
+    """Unstack blocks that a scan has put into one tensor, and move big_vision's positions to their usual place."""
     result = Tensors()
     for name, tensor in tensors.items():
         if "Transformer/encoderblock/" in name:
@@ -69,7 +69,7 @@ def _prepare(tensors: Tensors) -> Tensors:
 
 
 def _hints(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Heads have an axis of their own here."""
+    """Read the number of heads from their axis."""
     kernels = [t for name, t in tensors.items() if re.search(r"Attention_1/query/kernel$", name) and t.dim() >= 3]
     return {"num_attention_heads": kernels[0].shape[-2]} if kernels else {}
 
@@ -83,6 +83,6 @@ GOOGLE = Dialect(
     respell=RESPELL,
     prepare=_prepare,
     hints=_hints,
-    unused={r"^opt/": "the optimiser's state"},
+    unused={r"^opt/": "the optimizer's state"},
     refused={**REFUSED, r"^(params/)?txt/": "a text tower (LiT, CLIP)"},
 )

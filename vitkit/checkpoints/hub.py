@@ -1,4 +1,4 @@
-"""The Hugging Face hub, through its own client: its cache, its revisions, its offline mode."""
+"""The Hugging Face hub, through its own client, with its cache, revisions and offline mode."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SMALL = ("config.json", "preprocessor_config.json")
 
 
 def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
-    """Fetch a checkpoint (or find it in the cache) and return the path of its weights; JSON files lie beside them.
+    """Fetch a checkpoint (or find it in the cache) and return the path of its weights; its JSON files are next to them.
 
     Args:
         name: `owner/name`.
-        revision: branch, tag or commit; the main branch when not given.
-        candidates: names of weights, best first.
+        revision: branch, tag or commit (default: the main branch).
+        candidates: names that the weights may have, best first.
 
     Raises:
-        HubError: says what to download and where to put it.
+        HubError: it could not be fetched; says what to download and where to put it.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -36,9 +36,9 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         raise MissingDependency("Hub ids need huggingface_hub: pip install huggingface_hub") from None
 
     def get(file: str) -> Path | None:
-        """The path of one file; None where the repository has none, or it cannot be known here."""
+        """Return the path of one file; None if the repository lacks it, or if that cannot be known offline."""
         try:
-            # one unreachable file is enough: the client tries again and again for each
+            # after one unreachable file ask the cache only: the client retries each for a long time
             return Path(hf_hub_download(name, file, revision=revision, local_files_only=bool(unreachable)))
         except LocalEntryNotFoundError:  # offline, or no network: it may still exist
             unreachable.append(file)
@@ -51,7 +51,8 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         weights = next((path for file in candidates if (path := get(file)) is not None), None)
         if weights is None and not unreachable:
             raise HubError(
-                f"{name} on the hub has none of {', '.join(candidates)}; choose a repository with weights for PyTorch."
+                f"Expected one of {', '.join(candidates)} on the hub; {name} has none. Choose a repository with "
+                f"PyTorch weights."
             )
         if weights is None:
             raise HubError(_by_hand(name, revision, "is not in the cache, and the hub cannot be reached"))
@@ -60,7 +61,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         if weights.name.endswith(".index.json"):
             for shard in sorted(set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())):
                 if get(shard) is None:
-                    raise HubError(_by_hand(name, revision, f"lacks its part {shard} in the cache"))
+                    raise HubError(_by_hand(name, revision, f"is incomplete in the cache (it lacks {shard})"))
         return weights
     except GatedRepoError:
         raise HubError(
@@ -70,8 +71,8 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         raise HubError(f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/commits.") from None
     except (RepositoryNotFoundError, HFValidationError):
         raise HubError(
-            f"There is no repository {name!r} on the hub (or it is private: `hf auth login`), and no file "
-            f"or folder of that name here."
+            f"There is no file or folder {name!r}, and no such repository on the hub (or it is private: run "
+            f"`hf auth login`)."
         ) from None
     except OfflineModeIsEnabled:
         raise HubError(_by_hand(name, revision, "is not in the cache, and offline mode is on")) from None
@@ -84,7 +85,7 @@ def _by_hand(name: str, revision: str | None, what: str) -> str:
 
     pin = f" --revision {revision}" if revision else ""
     return (
-        f"{name} {what}. Where there is a network, download config.json, preprocessor_config.json and "
+        f"{name} {what}. On a machine with a network, download config.json, preprocessor_config.json and "
         f"model.safetensors from https://huggingface.co/{name}/tree/{revision or 'main'} into one folder and load "
         f"that folder; or run `hf download {name}{pin}` and copy the result into {constants.HF_HUB_CACHE}."
     )

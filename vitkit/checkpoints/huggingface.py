@@ -1,6 +1,6 @@
-"""huggingface: `ViTModel` and `ViTForImageClassification` of transformers, spelled as files on the hub are (v4 names).
+"""huggingface: `ViTModel` and `ViTForImageClassification` of transformers, with the names of files on the hub (v4).
 
-Base-model files have no `vit.` prefix; transformers 5 spells differently in memory. Both are read.
+Base-model files have no `vit.` prefix, and transformers 5 uses other names in memory; both are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RESPELL = (
 
 
 def _finish(tensors: Tensors, config: ViTConfig) -> Tensors:
-    """A model without a head is a base-model file."""
+    """Drop the prefix for a model without a head: it becomes a base-model file."""
     if config.num_classes:
         return tensors
     return {re.sub(r"^vit\.", "", name): tensor for name, tensor in tensors.items()}

@@ -1,6 +1,6 @@
-"""What model a file holds, from its tensors' shapes, what its own files state, and what the user adds.
+"""Infer the model that a file holds from its tensors' shapes, what its JSON files state, and what the user adds.
 
-Order, weakest first: the dialect's numerics, the shapes, hints in the names, what is stated beside the weights.
+In order, weakest first: the dialect's numerics, the shapes, hints in the names, what is stated next to the weights.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Fields = dict[str, Any]
 
 
 def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: Fields, notes: list[str]) -> ViTConfig:
-    """The configuration of a file.
+    """Infer the configuration of a file.
 
     Args:
         state: its tensors, by the model's names.
-        dialect: whose numerics are taken where nothing else is stated.
-        stated: fields that the names give away or that stand beside the weights.
-        given: what the user gives; heads and image size are taken as facts where the file is silent.
-        notes: takes a sentence for each assumption.
+        dialect: supplies the numerics that nothing else states.
+        stated: fields that the tensor names reveal or that are stated next to the weights.
+        given: the user's overrides; heads and image size count as facts if the file does not state them.
+        notes: receives a sentence for each assumption.
 
     Raises:
         TensorMismatch: a tensor that every model has is missing.
-        ConfigError: something cannot be known and must be given.
+        ConfigError: something cannot be inferred and must be given.
     """
     kernel, rows = (
         _needed(state, name, rank, dialect)
@@ -41,10 +41,13 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     )
     D, C, P, other = kernel.shape
     if other != P:
-        raise CannotExpress(f"The patches of this checkpoint are {P} x {other} pixels; vitkit has square ones.")
+        raise CannotExpress(
+            f"Expected square patches; this checkpoint has patches of {P} x {other} pixels, which vitkit does not "
+            f"support."
+        )
     L = 1 + max((int(m[1]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
     if len(state) < L:
-        raise TensorMismatch(f"The file names block {L - 1} but holds {len(state)} tensors; blocks are missing.")
+        raise TensorMismatch(f"The file names block {L - 1} but holds only {len(state)} tensors; blocks are missing.")
     head = state.get("head.weight")
     fields: Fields = {
         **NUMERICS[dialect.numerics],
@@ -63,11 +66,11 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if not fields["class_token"]:
         fields["pool"] = "mean"
     classes = stated.get("num_classes", fields["num_classes"])
-    stated = {**stated, "num_classes": fields["num_classes"]}  # a base model's JSON may speak of classes too
+    stated = {**stated, "num_classes": fields["num_classes"]}  # a base model's JSON may list classes too
     if head is not None and classes != head.shape[0] and "num_classes" not in given:
         raise TensorMismatch(
-            f"The file's head has {head.shape[0]} classes, but {classes} are stated beside it; "
-            f"give num_classes= to replace the head, or correct what is stated."
+            f"The file's head has {head.shape[0]} classes, but its JSON file states {classes}; "
+            f"give num_classes= to replace the head, or correct the JSON file."
         )
     fields |= {name: value for name, value in stated.items() if value is not None}
     if "num_attention_heads" not in fields:
@@ -77,7 +80,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     try:
         return ViTConfig(**fields)
     except TypeError as error:
-        raise ConfigError(f"What stands beside the weights is no configuration ({error}).") from None
+        raise ConfigError(f"The JSON next to the weights is not a valid configuration ({error}).") from None
 
 
 def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:
@@ -94,21 +97,21 @@ def _heads(D: int, L: int, notes: list[str]) -> int:
             return shape["num_attention_heads"]
     if D % 64 == 0:
         notes.append(
-            f"The file does not say how many heads it has, and no variant has width {D} and {L} layers; "
-            f"{D // 64} are taken (64 lanes each). Give num_attention_heads= if that is wrong."
+            f"The file does not state its number of heads, and no variant has width {D} and {L} layers; "
+            f"{D // 64} heads of width 64 are assumed. Give num_attention_heads= if that is wrong."
         )
         return D // 64
     raise ConfigError(
-        f"The file does not say how many heads it has, no variant has width {D} and {L} layers, and "
-        f"{D} is no multiple of 64; give num_attention_heads=."
+        f"The file does not state its number of heads, no variant has width {D} and {L} layers, and "
+        f"{D} is not a multiple of 64; give num_attention_heads=."
     )
 
 
 def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int | tuple[int, int]:
-    """The image size that a table of `rows` positions was made for.
+    """Infer the image size that a table of `rows` positions was made for.
 
-    The usual reading has one row for the class token; timm and big_vision can leave it out, and timm can have rows for
-    registers too. A square grid tells itself; another needs to be told.
+    Usually one row is for the class token; timm and big_vision can leave it out, and timm can have rows for registers
+    too. A square grid is recognised; for any other the size must be given.
     """
     P, usual = fields["patch_size"], int(fields["class_token"])
     readings = [usual, usual + fields["num_register_tokens"], 0]
@@ -117,8 +120,8 @@ def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int 
         if side and side * side == rows - prefix:
             if prefix == 0 and usual:
                 notes.append(
-                    f"The {rows} positions are read as {side} x {side} patches without one for the class "
-                    f"token; give image_size=(height, width) if the grid is not square."
+                    f"The {rows} positions are taken to be {side} x {side} patches and none for the class token; "
+                    f"give image_size=(height, width) if the grid is not square."
                 )
             return side * P
         if given is not None:
@@ -126,19 +129,19 @@ def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int 
             if -(-size[0] // P) * -(-size[1] // P) == rows - prefix:
                 return size
     raise ConfigError(
-        f"The {rows} positions of this file are no square grid of patches; give image_size=(height, "
+        f"The {rows} positions of this file do not form a square grid of patches; give image_size=(height, "
         f"width) in pixels, with height / {P} x width / {P} = {rows - usual} patches."
     )
 
 
 def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: list[str]) -> None:
-    """Change a file's tensors in place for another image size, number of channels or of classes.
+    """Adapt a file's tensors, in place, to another image size, number of channels or number of classes.
 
     Args:
         state: tensors by the model's names.
-        own: what the file holds.
-        wanted: what the model shall be.
-        notes: takes a sentence for each change.
+        own: the configuration of the file.
+        wanted: the configuration of the model.
+        notes: receives a sentence for each change.
     """
     from vitkit.model.parts.positions import resize
 
@@ -153,7 +156,7 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
         state[name] = to_channels(state[name], new)
         notes.append(
             f"The patch kernel was changed from {old} to {new} channels: "
-            + ("summed over them." if new == 1 else f"repeated in turn and scaled by {old}/{new}.")
+            + ("the sum over all channels." if new == 1 else f"repeated in turn and scaled by {old}/{new}.")
         )
     if own.num_classes != wanted.num_classes or (own.pre_logits and not wanted.pre_logits):
         kernel = state["norm.weight"]
@@ -164,22 +167,22 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
             state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.hidden_size)
             state["head.bias"] = kernel.new_zeros(wanted.num_classes)
             notes.append(
-                f"The head is new and zero: {wanted.num_classes} classes instead of {own.num_classes}; "
-                f"train it before its outputs mean anything."
+                f"The head is new and zero, with {wanted.num_classes} classes instead of {own.num_classes}; "
+                f"train it before using its outputs."
             )
         else:
-            notes.append(f"The head of {own.num_classes} classes was left out.")
+            notes.append(f"The head with {own.num_classes} classes was left out.")
 
 
 def to_channels(kernel: Tensor, new: int) -> Tensor:
-    """The patch kernel for another number of channels.
+    """Adapt the patch kernel to another number of channels.
 
-    One channel takes the sum, so that a gray image gives what the same image in equal R, G and B gave; more channels
-    repeat the old ones in turn, scaled so that equal channels give what they gave.
+    One channel gets the sum, so that a gray image gives what it gave as equal R, G and B; more channels repeat the old
+    ones in turn, scaled so that equal channels give what they gave before.
 
     Args:
         kernel: [D, C, P, P].
-        new: channels that are wanted.
+        new: number of channels wanted.
     """
     old = kernel.shape[1]
     if new == 1:

@@ -1,4 +1,4 @@
-"""native: the model's own names, in one safetensors file whose metadata holds everything else."""
+"""native: the model's own names, in a single safetensors file whose metadata holds everything else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How images were prepared for public checkpoints. Wrong statistics cost more accuracy than anything else here.
+"""How public checkpoints expect images to be prepared. Wrong statistics cost more accuracy than anything else here.
 
-KNOWN is searched by hub id and file name, first match first; DEFAULTS is what a dialect's library does when nothing is
-known, and is never taken without saying so.
+KNOWN is searched by hub id and file name; the first match counts. DEFAULTS is what each dialect's library does, for
+checkpoints that are not in KNOWN; using it always leaves a note.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Known:
     """The preprocessing of a family of public checkpoints.
 
     Args:
-        pattern: regular expression found in their hub ids or file names.
+        pattern: regular expression that their hub ids or file names contain.
         spec: fields of InputSpec.
-        source: where that is written.
+        source: where this is documented.
     """
 
     pattern: str
@@ -86,5 +86,5 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect
 
 
 def preprocessing(*names: str) -> Known | None:
-    """The row of KNOWN whose pattern is in one of the names (a hub id, a file name); None where there is none."""
+    """Return the first row of KNOWN that matches one of the names (a hub id, a file name), or None."""
     return next((row for row in KNOWN for name in names if re.search(row.pattern, name)), None)

@@ -1,9 +1,8 @@
-"""load: any public ViT checkpoint -> ViT."""
+"""Load any public ViT checkpoint, or say what it is."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,13 @@ from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.rules import Dialect, check, complete_positions
 from vitkit.checkpoints.source import Files, find
 from vitkit.errors import ConfigError, TensorMismatch, nearest, pick
-from vitkit.model.config import NUMERICS, InputSpec, ViTConfig
+from vitkit.model.config import NUMERICS, InputSpec, ViTConfig, variant_of
 from vitkit.model.vit import ViT
 
 log = logging.getLogger("vitkit")
+Fields = dict[str, Any]
 
-# What may be given to load: changes of the model, and facts about it that a file may not say.
+# What load() accepts: changes to the model, and facts about it that a file may not state.
 CHANGES = ("image_size", "num_channels", "num_classes", "pre_logits")
 FACTS = (
     "num_attention_heads",
@@ -45,17 +45,17 @@ SPEC = ("mean", "std", "resize", "crop", "interpolation", "channels", "backend",
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that a source says, before a model is built.
+    """A checkpoint that has been read, before a model is built from it.
 
     Args:
         files: where it is.
         dialect: how it is spelled.
         config: the model, with the user's changes.
-        input_spec: what it expects to be fed.
+        input_spec: what the model expects to be fed.
         state: tensors by the model's names, fitting `config`.
         tensors: number of tensors in the file.
         unused: names of tensors that are accounted for but not used.
-        notes: what was assumed or changed, a sentence each.
+        notes: what was assumed or changed, one sentence each.
         extra: free-form strings of a native file.
     """
 
@@ -79,21 +79,22 @@ def load(
     device: torch.device | str | None = None,
     **overrides: Any,
 ) -> ViT:
-    """Load a model from a file, a folder or the hub, ready to predict (in eval mode).
+    """Load a model from a file, a folder or the hub, in eval mode.
 
     Args:
-        source: `.safetensors`, `.pth`, `.pt`, `.bin` or `.npz` file; folder; hub id (`google/vit-base-patch16-224`).
-        dialect: a row of DIALECTS; recognised from the tensors' names when not given.
-        revision: branch, tag or commit on the hub.
-        dtype: type of the weights; the file's own when not given.
-        device: where they go; the CPU when not given.
-        overrides: changes (`image_size`, `num_channels`, `num_classes`), facts that the file does not say
+        source: a `.safetensors`, `.pth`, `.pt`, `.bin` or `.npz` file, a folder, a run, or a hub id
+            (`google/vit-base-patch16-224`).
+        dialect: a row of DIALECTS (default: recognised from the names of the tensors).
+        revision: branch, tag or commit on the hub (default: the main branch).
+        dtype: data type of the weights (default: that of the file).
+        device: where the weights go (default: the CPU).
+        overrides: changes (`image_size`, `num_channels`, `num_classes`), facts that the file does not state
             (`num_attention_heads`, `layer_norm_eps`, `hidden_act`, ...), and fields of InputSpec (`mean`, `std`,
-            `class_names`, ..., or a whole `input_spec`).
+            `class_names`, ..., or a complete `input_spec`).
 
     Raises:
-        CheckpointError: the file cannot be read, or does not hold such a model; one sentence says why.
-        ConfigError: an override that is not known or does not fit.
+        CheckpointError: the file cannot be read, or does not hold such a model; the message says why.
+        ConfigError: an override that is unknown or does not fit.
     """
     checkpoint = open_checkpoint(source, dialect=dialect, revision=revision, **overrides)
     for note in checkpoint.notes:
@@ -104,7 +105,7 @@ def load(
 def build(
     checkpoint: Checkpoint, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
 ) -> ViT:
-    """The model of an opened checkpoint; its parameters are the file's tensors, not copies of them."""
+    """Build the model of an opened checkpoint; its parameters are the file's tensors, not copies of them."""
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype):
@@ -124,41 +125,29 @@ def build(
 def open_checkpoint(
     source: str | Path, *, dialect: str | None = None, revision: str | None = None, **overrides: Any
 ) -> Checkpoint:
-    """Read a source and say what it holds; no model is built. The arguments are those of `load`."""
-    config_overrides, spec_overrides = _split(overrides)
+    """Read a source and say what it holds, without building a model. The arguments are those of `load`."""
+    of_model, of_input = _split(overrides)
     row = pick(DIALECTS, dialect, "dialect") if dialect is not None else None
-    files, notes = find(source, revision), list[str]()
+    files = find(source, revision)
     tensors, metadata = containers.read(files.weights)
-    count, row = len(tensors), row or recognise(tensors)
-    if (pieces := row.pieces(tensors)) and ".safetensors" in files.weights.suffixes:
-        # They are copied into our tensors. From a mapping of their own, which goes when they do, they are not in
-        # memory twice.
-        tensors |= containers.read(files.weights, pieces)[0]
-    state, hints, unused = row.read(tensors)
-    del tensors
-    if odd := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
+    described = sidecar.understand(metadata.get("vitkit", "")) if dialect in (None, "native") else None
+    if described is not None:  # a native file says everything itself
+        config, spec, extra = described
+        found = Checkpoint(files, DIALECTS["native"], config, spec, tensors, len(tensors), extra=extra)
+    else:
+        found = _translated(files, row or recognise(tensors), tensors, of_model, of_input)
+        if "vitkit" in metadata:
+            found.notes.insert(0, "The file's own description cannot be read by this version; it is ignored.")
+    if odd := [name for name, tensor in found.state.items() if not tensor.is_floating_point()]:
         raise TensorMismatch(
-            f"Expected floating-point weights; {row.in_file(odd[0])!r} is {state[odd[0]].dtype}. "
-            f"Quantized files are not read."
+            f"Expected floating-point weights; {found.dialect.in_file(odd[0])!r} is {found.state[odd[0]].dtype}. "
+            f"Quantized files are not supported."
         )
-    if unused:
-        notes.append(
-            f"{len(unused)} tensors belong to the file but not to the model and are not used: "
-            f"{', '.join(unused[:4])}{', ...' if len(unused) > 4 else ''}."
-        )
-
-    own_config, own_spec, extra = _own(files, row, metadata, notes)
-    stated = hints | own_config
-    own = infer(state, row, stated, config_overrides, notes)
-    complete_positions(state, own)
-    wanted = _changed(own, config_overrides)
-    adapt(state, own, wanted, notes)
-    spec = _input_spec(files, row, own, wanted, own_spec, spec_overrides, config_overrides, notes)
-    return Checkpoint(files, row, wanted, spec, state, count, unused, notes, extra)
+    return _changed(found, of_model, of_input) if of_model or of_input else found
 
 
-def _split(overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Which overrides are of the model and which of its input; an unknown one is refused by name."""
+def _split(overrides: Fields) -> tuple[Fields, Fields]:
+    """Separate the overrides of the model from those of its input; refuse unknown ones by name."""
     overrides = {name: value for name, value in overrides.items() if value is not None}
     if "num_labels" in overrides:
         overrides["num_classes"] = overrides.pop("num_labels")
@@ -169,89 +158,133 @@ def _split(overrides: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
                 f"load() has no argument {name!r}{nearest(name, list(known_names)) or '.'} It takes "
                 f"{', '.join(known_names)}."
             )
-    config = {name: value for name, value in overrides.items() if name in CHANGES + FACTS}
-    return config, {name: value for name, value in overrides.items() if name not in config}
+    of_model = {name: value for name, value in overrides.items() if name in CHANGES + FACTS}
+    return of_model, {name: value for name, value in overrides.items() if name not in of_model}
 
 
-def _own(
-    files: Files, row: Dialect, metadata: dict[str, str], notes: list[str]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """What stands in the file or beside it: fields of ViTConfig, fields of InputSpec, free-form strings."""
-    if "vitkit" in metadata:
-        try:
-            values = json.loads(metadata["vitkit"])
-        except ValueError:
-            values = None
-        if (found := sidecar.understand(values)) is not None:
-            return _fields(found[0]), found[1].to_dict(), dict(values.get("extra") or {})
-        notes.append("The file's own description cannot be read by this version; it is not used.")
-    config: dict[str, Any] = {}
-    spec: dict[str, Any] = {}
+def _translated(
+    files: Files, row: Dialect, tensors: dict[str, Tensor], of_model: Fields, of_input: Fields
+) -> Checkpoint:
+    """Read a file of another library, or one whose description is lost.
+
+    Args:
+        files: where it is.
+        row: its dialect.
+        tensors: everything it holds.
+        of_model: the user's overrides; heads and image size may be needed to understand the file.
+        of_input: the user's overrides; may receive class names that fit the number of classes asked for.
+    """
+    notes, count = list[str](), len(tensors)
+    if (pieces := row.pieces(tensors)) and ".safetensors" in files.weights.suffixes:
+        # These are copied into our tensors. Read through a mapping of their own, which is released with them, they
+        # are not in memory twice.
+        tensors |= containers.read(files.weights, pieces)[0]
+    state, hints, unused = row.read(tensors)
+    if unused:
+        notes.append(
+            f"{len(unused)} tensors in the file are not part of the model and are ignored: "
+            f"{', '.join(unused[:4])}{', ...' if len(unused) > 4 else ''}."
+        )
+    stated, prepared = hints, Fields()
     if (found := sidecar.read(files.weights, notes)) is not None:
-        config, spec = _fields(found[0]), found[1].to_dict()
+        stated, prepared = stated | vars(found[0]), dict(vars(found[1]))
+    preset = preprocessing_presets.preprocessing(files.label, files.weights.name)
     if files.config is not None:
-        fields, prepared = external_configs.read_beside(files.config, files.preprocessor)
-        config, spec = config | fields, spec | prepared
-    elif not config and not preprocessing_presets.preprocessing(files.label, files.weights.name):
+        fields, prepared_there = external_configs.read_json(files.config, files.preprocessor)
+        stated, prepared = stated | fields, prepared | prepared_there
+    elif found is None and preset is None:
         numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
-        notes.append(f"Nothing beside the file says its numerics; {row.name}'s own are taken ({numerics}).")
-    return config, spec, {}
+        notes.append(f"The file does not state its numerics; those of {row.name} are assumed ({numerics}).")
+    config = infer(state, row, stated, of_model, notes)
+    complete_positions(state, config)
+    if "mean" not in prepared:
+        usual = preset.spec if preset is not None else preprocessing_presets.DEFAULTS[row.name]
+        prepared = usual | prepared
+        if preset is None and not {"mean", "std"} <= set(of_input) and "input_spec" not in of_input:
+            mean, std = ("/".join(f"{value:g}" for value in prepared[name]) for name in ("mean", "std"))
+            notes.append(
+                f"The file does not state how its images were prepared; that of {row.name} is assumed (mean {mean}, "
+                f"std {std}). Give mean= and std= (--mean, --std) if it was different: wrong values cost much accuracy."
+            )
+    names = prepared.get("class_names", ())
+    if len(names) != config.num_classes:
+        if names and len(names) == of_model.get("num_classes"):
+            of_input.setdefault("class_names", names)
+        prepared.pop("class_names", None)
+    spec = _input_spec(config, {"size": config.image_hw, **prepared})
+    return Checkpoint(files, row, config, spec, state, count, unused, notes)
 
 
-def _fields(config: ViTConfig) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-
-
-def _changed(own: ViTConfig, given: dict[str, Any]) -> ViTConfig:
-    """The file's configuration with the user's changes."""
-    changes = dict(given)
+def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoint:
+    """Apply the user's overrides to a checkpoint."""
+    own, changes = found.config, dict(of_model)
     if changes.get("num_classes", own.num_classes) != own.num_classes:
         changes.setdefault("pre_logits", False)  # fine-tuning replaces the whole head (section 3.1)
     if changes.get("pre_logits") and not own.pre_logits:
         raise ConfigError("pre_logits=True asks for a layer that this file does not have.")
     if changes.get("pool") == "cls":
         changes.setdefault("norm_after_pool", False)
-    return dataclasses.replace(own, **changes)
+    config = dataclasses.replace(own, **changes)
+    adapt(found.state, own, config, found.notes)
+    if "input_spec" in of_input:
+        spec: InputSpec = of_input["input_spec"]
+    else:
+        fields = dict(vars(found.input_spec))
+        if own.grid != config.grid or "image_size" in changes:
+            fields["size"] = config.image_hw
+        if own.num_classes != config.num_classes:
+            fields["class_names"] = ()
+        if own.num_channels != config.num_channels:
+            del fields["channels"]
+        if of_input.get("resize") == "squash":
+            fields["crop"] = 1.0
+        spec = _input_spec(config, fields | of_input)
+    return dataclasses.replace(found, config=config, input_spec=spec.check(config))
 
 
-def _input_spec(
-    files: Files,
-    row: Dialect,
-    own: ViTConfig,
-    config: ViTConfig,
-    stated: dict[str, Any],
-    given: dict[str, Any],
-    changes: dict[str, Any],
-    notes: list[str],
-) -> InputSpec:
-    """What the model expects to be fed: as stated, as known for this checkpoint, or as the dialect's library does."""
-    if "input_spec" in given:
-        spec: InputSpec = given["input_spec"]
-        return spec.check(config)
-    if "mean" not in stated:
-        public = preprocessing_presets.preprocessing(files.label, files.weights.name)
-        default: dict[str, Any] = public.spec if public else preprocessing_presets.DEFAULTS[row.name]
-        stated = {**default, **stated}
-        if public is None and not {"mean", "std"} <= set(given):
-            notes.append(
-                f"How its images were prepared is not known; {row.name}'s usual way is taken (mean "
-                f"{_numbers(stated['mean'])}, std {_numbers(stated['std'])}). Give mean= and std= (--mean, "
-                f"--std) if it was another: wrong ones cost much accuracy."
-            )
-    fields = {"size": config.image_hw, **stated}
-    if own.grid != config.grid or "image_size" in changes:
-        fields["size"] = config.image_hw
-    if len(fields.get("class_names", ())) != config.num_classes:
-        fields.pop("class_names", None)
-    if own.num_channels != config.num_channels:
-        fields.pop("channels", None)
+def _input_spec(config: ViTConfig, fields: Fields) -> InputSpec:
+    """Build the InputSpec of a model from fields that may have been made for another number of channels."""
+    base = InputSpec.of(config)
+    fields = {**vars(base), **fields}
     for name in ("mean", "std"):
-        if name in given and not isinstance(given[name], Sequence):
-            given[name] = (given[name],) * config.num_channels
-    if given.get("resize") == "squash":
-        given.setdefault("crop", 1.0)
-    return external_configs.spec_of(config, fields | given).check(config)
+        if not isinstance(fields[name], Sequence):
+            fields[name] = (fields[name],) * config.num_channels
+        elif len(fields[name]) != config.num_channels:
+            # statistics of other channels: use their mean for each channel
+            fields[name] = (round(sum(fields[name]) / len(fields[name]), 6),) * config.num_channels
+            fields["channels"] = base.channels
+    return InputSpec(**fields).check(config)
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return "/".join(f"{value:g}" for value in values)
+def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
+    """Say what a checkpoint holds, as JSON-compatible values.
+
+    Args:
+        source: as for `load`.
+        arguments: as for `load`.
+
+    Returns:
+        dialect, variant, tensors, parameters, dtype, numerics, heads, image and patch size, classes, InputSpec, notes,
+        sha256.
+    """
+    found = open_checkpoint(source, **arguments)
+    config, spec = found.config, found.input_spec.to_dict()
+    names = spec.pop("class_names")
+    return {
+        "source": str(source),
+        "file": str(found.files.weights),
+        "dialect": found.dialect.name,
+        "variant": variant_of(config),
+        "tensors": found.tensors,
+        "unused": found.unused,
+        "parameters": sum(tensor.numel() for tensor in found.state.values()),
+        "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()})),
+        "numerics": {name: getattr(config, name) for name in NUMERICS["paper"]},
+        "config": config.to_dict(),
+        "input_spec": spec,
+        "classes": config.num_classes,
+        "class_names": names,
+        "extra": found.extra,
+        "notes": found.notes,
+        "sha256": sidecar.sha256(found.files.weights),
+    }

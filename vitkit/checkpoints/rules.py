@@ -1,7 +1,7 @@
-"""What a dialect is: a table of rules between the model's tensors and the names and layouts of a file.
+"""A dialect: a table of rules between the model's tensors and the names and layouts in a file.
 
-Legend: D width, h heads, d = D / h, P patch side, C channels, i block. Every rule works in both directions, and every
-tensor is accounted for on both sides: what a file has and no rule takes is an error, unless the dialect names it.
+Legend: D width, h heads, d = D / h, P patch side, C channels, i block. Each rule works in both directions, and every
+tensor is accounted for on both sides: a tensor that no rule uses is an error unless the dialect lists it as unused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Form:
-    """How one of our tensors lies in a file: in one piece or several, in another order of axes.
+    """The layout of one of our tensors in a file: in one or several pieces, with the axes in another order.
 
     Args:
         read: the file's pieces -> our tensor.
@@ -60,12 +60,12 @@ OUT_KERNEL = Form(
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of the model, and where a file keeps it.
+    """One tensor of the model and where a file keeps it.
 
     Args:
-        ours: name in the model's state dict; `{i}` stands for the block.
+        ours: name in the model's state dict; `{i}` stands for the block's number.
         theirs: name or names in the file.
-        form: how it lies there.
+        form: its layout in the file.
     """
 
     ours: str
@@ -74,23 +74,23 @@ class Rule:
 
 
 def same(ours: str, theirs: str) -> tuple[Rule, ...]:
-    """The rule of one tensor that only changes its name."""
+    """Return the rule of a tensor that only changes its name."""
     return (Rule(ours, (theirs,)),)
 
 
 def both(ours: str, theirs: str) -> tuple[Rule, ...]:
-    """The rules of a weight and a bias that only change their names."""
+    """Return the rules of a weight and a bias that only change their names."""
     return tuple(Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in ("weight", "bias"))
 
 
 def three(ours: str, *theirs: str) -> tuple[Rule, ...]:
-    """The rules of the weight and bias of U_qkv in files that keep q, k and v apart."""
+    """Return the rules of the weight and bias of U_qkv in files that keep q, k and v separately."""
     return tuple(
         Rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), THREE) for kind in ("weight", "bias")
     )
 
 
-# Tensors of architectures that are not the paper's, in any dialect: regular expression -> what it is.
+# Tensors of other architectures, in any dialect: regular expression -> what they are.
 REFUSED: dict[str, str] = {
     r"dist_token|head_dist\b|distillation_token|distillation_classifier|cls_classifier": "a distillation token (DeiT)",
     r"attn_pool\.|MAPHead": "a MAP head (attention pooling)",
@@ -111,16 +111,16 @@ class Dialect:
     Args:
         name: its row in DIALECTS.
         numerics: its row in NUMERICS: what its own library computes with.
-        suffixes: files it is written to; an empty string stands for a folder.
-        signature: names that a file of this dialect always has, after `respell`.
-        unless: whether these names, although they fit, are of a closer relative.
+        suffixes: suffixes of the files it is written to; an empty string stands for a folder.
+        signature: names that every file of this dialect has, after `respell`.
+        unless: excludes files that fit the signature but belong to a related dialect.
         rules: the table.
         respell: other spellings of this dialect, regular expression -> the table's spelling.
-        prepare: reading: brings other structures of this dialect into the table's (names and shapes as in `rules`).
-        finish: writing: what depends on more than one tensor.
-        hints: fields of ViTConfig that names and shapes give away and the model's own tensors do not.
+        prepare: before reading, brings other structures of this dialect into the form that `rules` expects.
+        finish: after writing, adds what depends on more than one tensor.
+        hints: fields of ViTConfig that the file's names and shapes reveal and the translated tensors do not.
         unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
-        refused: tensors of architectures that are not the paper's, regular expression -> what they are.
+        refused: tensors of other architectures, regular expression -> what they are.
     """
 
     name: str
@@ -137,21 +137,21 @@ class Dialect:
     refused: Mapping[str, str] = field(default_factory=lambda: REFUSED)
 
     def spelled(self, name: str) -> str:
-        """A file's name of a tensor in the spelling of the table."""
+        """Return a tensor's name in the table's spelling."""
         return _respelled(self.respell, name)
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Whether a file with these tensor names is of this dialect."""
+        """Whether a file with these tensor names has this dialect."""
         spelled = {self.spelled(name) for name in names}
         return spelled.issuperset(self.signature) and not self.unless(spelled)
 
     def pieces(self, names: Iterable[str]) -> list[str]:
-        """Those of a file's tensors that are only a part of one of ours (q, k and v, where they are apart)."""
+        """Return the names that are only part of one of our tensors (q, k and v, if the file separates them)."""
         patterns = [_pattern(piece) for rule in self.rules if len(rule.theirs) > 1 for piece in rule.theirs]
         return [name for name in names if any(pattern.fullmatch(self.spelled(name)) for pattern in patterns)]
 
     def in_file(self, ours: str) -> str:
-        """Where a file of this dialect keeps one of our tensors, for messages."""
+        """Return the name that this dialect gives to one of our tensors, for messages."""
         for rule in self.rules:
             if match := _pattern(rule.ours).fullmatch(ours):
                 return ", ".join(name.replace("{i}", match.groupdict().get("i") or "") for name in rule.theirs)
@@ -164,25 +164,25 @@ class Dialect:
             tensors: everything that the file holds.
 
         Returns:
-            The model's tensors; fields of ViTConfig that the names give away; names of tensors that were accounted
-            for but are not used.
+            The model's tensors; the fields of ViTConfig that the names reveal; the names of tensors that are accounted
+            for but not used.
 
         Raises:
-            CannotExpress: the file holds an architecture that the model does not have.
-            TensorMismatch: a tensor that no rule takes, or one of a shape that its rule cannot take.
+            CannotExpress: the file holds an architecture that vitkit does not support.
+            TensorMismatch: a tensor that no rule uses, or whose shape its rule cannot use.
         """
         for name in tensors:
             if what := _found(self.refused, name):
                 raise CannotExpress(
-                    f"This checkpoint has {what}, which vitkit does not run: tensor {name!r}. "
+                    f"This checkpoint has {what}, which vitkit does not support: tensor {name!r}. "
                     f"Use a checkpoint without it."
                 )
         spelled = {self.spelled(name): tensor for name, tensor in tensors.items()}
         if len(spelled) != len(tensors):
             names = [self.spelled(name) for name in tensors]
             raise TensorMismatch(
-                f"The file spells tensor {next(n for n in names if names.count(n) > 1)!r} twice; "
-                f"expected each tensor once."
+                f"Expected each tensor once; the file holds {next(n for n in names if names.count(n) > 1)!r} twice, "
+                f"under two names."
             )
         hints, left = self.hints(spelled), self.prepare(spelled)
         found: Tensors = {}
@@ -198,8 +198,8 @@ class Dialect:
                 except (RuntimeError, IndexError):
                     shapes = ", ".join(str(list(part.shape)) for part in parts)
                     raise TensorMismatch(
-                        f"{_few(names)} of shape {shapes} cannot be read as "
-                        f"{rule.ours.replace('{i}', i)!r} of this dialect ({self.name})."
+                        f"{_few(names)} of shape {shapes} cannot be read as {rule.ours.replace('{i}', i)!r} in the "
+                        f"{self.name} dialect."
                     ) from None
         unused = [name for name in left if _found(self.unused, name)]
         if extra := [name for name in left if name not in unused]:
@@ -210,7 +210,7 @@ class Dialect:
         return found, hints, unused
 
     def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> Tensors:
-        """Translate the model's tensors into a file's; every one of them must have a rule."""
+        """Translate the model's tensors into a file's; each of them must have a rule."""
         left, result = dict(state), Tensors()
         for rule in self.rules:
             for i in _blocks(rule.ours, left):
@@ -225,8 +225,8 @@ class Dialect:
 def complete_positions(state: Tensors, config: ViTConfig) -> None:
     """Bring positions into the model's form, in place: one row for the class token (if any), none for registers.
 
-    timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token); timm
-    otherwise keeps rows for registers too, which here become part of the registers.
+    timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token).
+    Otherwise timm keeps rows for registers too; here they are added to the registers.
 
     Args:
         state: tensors by the model's names.
@@ -244,12 +244,12 @@ def complete_positions(state: Tensors, config: ViTConfig) -> None:
 
 
 def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], dialect: Dialect) -> None:
-    """The model's side of the account: nothing missing, nothing left over, every shape right.
+    """Check that no tensor is missing or left over, and that every shape is right.
 
     Args:
         state: tensors by the model's names.
-        expected: what the model has, and its shapes.
-        dialect: whose spelling the messages use.
+        expected: the shape of each of the model's tensors.
+        dialect: the spelling that messages use.
 
     Raises:
         TensorMismatch: names the tensors and both shapes.
@@ -257,8 +257,8 @@ def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], diale
     if missing := [name for name in expected if name not in state]:
         raise TensorMismatch(
             f"The file lacks {len(missing)} of the model's {len(expected)} tensors: "
-            f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or of another "
-            f"architecture than stated."
+            f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or has another architecture than "
+            f"stated."
         )
     if extra := [name for name in state if name not in expected]:
         raise TensorMismatch(
@@ -268,13 +268,13 @@ def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], diale
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise TensorMismatch(
-                f"Expected {dialect.in_file(name)!r} to give {list(shape)} ({name}); got "
+                f"Expected {dialect.in_file(name)!r} to have shape {list(shape)} ({name}); got "
                 f"{list(state[name].shape)}. The file and its configuration do not belong together."
             )
 
 
 def _found(patterns: Mapping[str, str], name: str) -> str:
-    """What the first pattern that occurs in the name stands for; an empty string where none does."""
+    """Return the value of the first pattern that is found in the name, or an empty string."""
     return next((what for pattern, what in patterns.items() if re.search(pattern, name)), "")
 
 
@@ -291,7 +291,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _blocks(template: str, names: AbstractSet[str] | Mapping[str, Tensor]) -> list[str]:
-    """The values of {i} for which the template is among the names; [""] or [] where the template has none."""
+    """List the values of {i} for which the template is among the names; [""] or [] for a template without {i}."""
     if "{i}" not in template:
         return [""] if template in names else []
     pattern = _pattern(template)

@@ -1,4 +1,4 @@
-"""What a file of weights cannot say, beside it: `<file>.vitkit.json`, tied to the weights by their sha256."""
+"""What weights alone cannot say: inside a native file, or next to another in `<file>.vitkit.json`, tied by sha256."""
 
 from __future__ import annotations
 
@@ -7,63 +7,65 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, ViTConfig
 
 VERSION = 1
 
 
 def place(weights: Path) -> Path:
-    """Where the sidecar of a file stands."""
+    """Return the path of a file's sidecar."""
     return weights.with_name(weights.name + ".vitkit.json")
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file."""
+    """Return the digest of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def describe(config: ViTConfig, spec: InputSpec) -> dict[str, Any]:
-    """What travels with weights: architecture, numerics, preprocessing and class names."""
-    return {"version": VERSION, "config": config.to_dict(), "input_spec": spec.to_dict()}
+def describe(config: ViTConfig, spec: InputSpec, **more: Any) -> str:
+    """Return, as JSON, what travels with weights: architecture, numerics, preprocessing and class names."""
+    values = {"version": VERSION, "config": config.to_dict(), "input_spec": spec.to_dict(), **more}
+    return json.dumps(values, sort_keys=True, indent=1)
 
 
-def understand(values: Any) -> tuple[ViTConfig, InputSpec] | None:
-    """The configuration and InputSpec that `describe` wrote; None where this is something else."""
+def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
+    """Parse what `describe` returned: configuration, InputSpec and extra strings; None if that is not what it is."""
     try:
-        return ViTConfig.from_dict(values["config"]), InputSpec.from_dict(values["input_spec"])
-    except (KeyError, TypeError, AttributeError, ConfigError):
+        values = json.loads(text)
+        spec = InputSpec.from_dict(values["input_spec"])
+        return ViTConfig.from_dict(values["config"]), spec, dict(values.get("extra") or {})
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str) -> None:
     """Write the sidecar of a file that has just been written."""
-    values = {"dialect": dialect, "sha256": sha256(weights), **describe(config, spec)}
-    place(weights).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    text = describe(config, spec, dialect=dialect, sha256=sha256(weights))
+    place(weights).write_text(text + "\n", encoding="utf-8")
 
 
 def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
-    """What the sidecar of a file says.
+    """Read the sidecar of a file.
 
     Args:
         weights: the file.
-        notes: takes a sentence when there is a sidecar that cannot be trusted.
+        notes: receives a sentence if the sidecar cannot be trusted.
 
     Returns:
-        None where there is no sidecar, or its digest is not that of the file.
+        None if there is no sidecar, or if its digest is not that of the file.
     """
     path = place(weights)
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (ValueError, OSError):
-        values = None
-    if not isinstance(values, dict) or (found := understand(values)) is None:
-        notes.append(f"{path.name} is no sidecar that this version can read; it is not used.")
+        text = ""
+    if (found := understand(text)) is None:
+        notes.append(f"{path.name} is not a sidecar that this version can read; it is ignored.")
         return None
-    if values.get("sha256") != sha256(weights):
-        notes.append(f"{path.name} belongs to other weights (its sha256 is not theirs); it is not used.")
+    if json.loads(text).get("sha256") != sha256(weights):
+        notes.append(f"{path.name} belongs to other weights (its sha256 does not match); it is ignored.")
         return None
-    return found
+    return found[:2]

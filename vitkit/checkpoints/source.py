@@ -1,4 +1,4 @@
-"""Where weights are: a file, a folder, or a hub id. FINDERS is the one place that says what a source may be."""
+"""Find weights: a file, a run, a folder, or a hub id. FINDERS lists what a source may be."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from vitkit.checkpoints import hub
 from vitkit.errors import UnreadableFile
 
-# What a folder of transformers or timm calls its weights, best first.
+# The names that transformers and timm give to weights in a folder, best first.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-RUN = ("best", "last", "ema")  # what a run folder calls its checkpoints; RUN@ema names one of them
+RUN = ("best", "last", "ema")  # the checkpoints of a run folder; RUN@ema selects one of them
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
@@ -23,10 +23,10 @@ class Files:
     """The files of one checkpoint.
 
     Args:
-        label: what it is called in messages; also searched for known checkpoints.
+        label: what messages call it; preprocessing presets are looked up by it too.
         weights: the file of tensors, or the index of a sharded one.
-        config: config.json beside it, transformers' or timm's; None when there is none.
-        preprocessor: preprocessor_config.json beside it; None when there is none.
+        config: the parsed config.json from the same folder, transformers' or timm's; None without one.
+        preprocessor: the parsed preprocessor_config.json from the same folder; None without one.
     """
 
     label: str
@@ -36,11 +36,11 @@ class Files:
 
 
 def find(source: str | Path, revision: str | None = None) -> Files:
-    """Find the files that a source names.
+    """Find the files of a source.
 
     Args:
-        source: a file, a folder, a run (`runs/x`, `runs/x@ema`), or a hub id (`google/vit-base-patch16-224`, with
-            `@revision` or not).
+        source: a file, a folder, a run (`runs/x`, `runs/x@ema`), or a hub id (`google/vit-base-patch16-224`,
+            optionally with `@revision`).
         revision: branch, tag or commit on the hub.
 
     Raises:
@@ -51,7 +51,7 @@ def find(source: str | Path, revision: str | None = None) -> Files:
         if (files := finder(str(source), revision)) is not None:
             return files
     raise UnreadableFile(
-        f"There is no file or folder {str(source)!r}, and it is no hub id "
+        f"There is no file or folder {str(source)!r}, and it is not a hub id "
         f"(owner/name, such as google/vit-base-patch16-224)."
     )
 
@@ -60,18 +60,18 @@ def _file(source: str, revision: str | None) -> Files | None:
     path = Path(source)
     if not path.is_file():
         return None
-    return beside(path, source) if path.name in WEIGHTS else Files(source, path)
+    return with_json(path, source) if path.name in WEIGHTS else Files(source, path)
 
 
 def run_weights(folder: Path, which: str = "") -> Path:
-    """The checkpoint that a run folder (`vitkit train`, `vitkit probe`) means.
+    """Return the checkpoint that a run folder (`vitkit train`, `vitkit probe`) stands for.
 
     Args:
         folder: holds run.json.
-        which: one of RUN; the best, else the last, when not given.
+        which: a name in RUN (default: the best, or the last if there is no best).
 
     Raises:
-        UnreadableFile: there is no such checkpoint (yet); lists what there is.
+        UnreadableFile: there is no such checkpoint (yet); lists those there are.
     """
     there = [name for name in RUN if (folder / f"{name}.safetensors").is_file()]
     wanted = [which] if which else ["best", "last"]
@@ -97,16 +97,17 @@ def _folder(source: str, revision: str | None) -> Files | None:
         return None
     for name in WEIGHTS:
         if (folder / name).is_file():
-            return beside(folder / name, source)
+            return with_json(folder / name, source)
     found = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
     if len(found) == 1:
-        return beside(found[0], source)
+        return with_json(found[0], source)
     if found:
         raise UnreadableFile(
-            f"{source} holds several files of weights ({', '.join(f.name for f in found[:5])}); name one of them."
+            f"{source} holds several files of weights ({', '.join(f.name for f in found[:5])}); choose one of them."
         )
     raise UnreadableFile(
-        f"{source} holds no weights; expected one of {', '.join(WEIGHTS)} or one file ending in {', '.join(SUFFIXES)}."
+        f"Expected one of {', '.join(WEIGHTS)}, or a single file ending in {', '.join(SUFFIXES)}; "
+        f"{source} holds no weights."
     )
 
 
@@ -116,27 +117,24 @@ def _hub(source: str, revision: str | None) -> Files | None:
     name, _, pinned = source.partition("@")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).suffix in SUFFIXES:
         return None
-    return beside(hub.fetch(name, revision or pinned or None, WEIGHTS), name)
+    return with_json(hub.fetch(name, revision or pinned or None, WEIGHTS), name)
 
 
-def beside(weights: Path, label: str) -> Files:
-    """The files of a checkpoint whose weights are at `weights`: the JSON files beside them belong to it."""
-    return Files(label, weights, *(_json(weights.parent / name) for name in hub.SMALL))
+def with_json(weights: Path, label: str) -> Files:
+    """Return a checkpoint with the JSON files in its folder, which belong to it."""
+    found: list[dict[str, Any] | None] = []
+    for path in (weights.parent / name for name in hub.SMALL):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (ValueError, OSError) as error:
+            raise UnreadableFile(f"{path} is not valid JSON ({error}); correct or remove it.") from None
+        if values is not None and not isinstance(values, dict):
+            raise UnreadableFile(f"{path} is not a JSON object; correct or remove it.")
+        found.append(values)
+    return Files(label, weights, *found)
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UnreadableFile(f"{path} is no JSON ({error}); correct or remove it.") from None
-    if not isinstance(values, dict):
-        raise UnreadableFile(f"{path} holds no JSON object; correct or remove it.")
-    return values
-
-
-FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {  # tried in this order; None passes on
+FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {  # tried in order; None leaves it to the next
     "file": _file,
     "run": _run,
     "folder": _folder,

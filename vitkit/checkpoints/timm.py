@@ -1,4 +1,4 @@
-"""timm: `timm.models.VisionTransformer`; DINO, MAE and DeiT (without distillation token) spell the same way."""
+"""timm: `timm.models.VisionTransformer`; DINO, MAE and DeiT (without distillation token) use the same names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _prepare(tensors: Tensors) -> Tensors:
 
 
 def _finish(tensors: Tensors, config: ViTConfig) -> Tensors:
-    """timm adds positions to registers too, and calls a LayerNorm after the mean `fc_norm`."""
+    """Add positions for registers, and rename a LayerNorm after the mean to `fc_norm`, as timm has it."""
     if config.num_register_tokens:
         table, n = tensors["pos_embed"], int(config.class_token)
         none = table.new_zeros(1, config.num_register_tokens, config.hidden_size)
@@ -52,7 +52,7 @@ def _hints(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def of_dinov2(names: AbstractSet[str]) -> bool:
-    """Whether these names in timm's spelling are Meta's DINOv2 (MAE's full files have a mask token and a decoder)."""
+    """Whether names in timm's spelling belong to Meta's DINOv2. (Full MAE files have a mask token and a decoder.)"""
     return "register_tokens" in names or ("mask_token" in names and "decoder_pos_embed" not in names)
 
 

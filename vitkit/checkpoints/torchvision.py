@@ -1,4 +1,4 @@
-"""torchvision: `torchvision.models.VisionTransformer`; the MLP's older names are read too."""
+"""torchvision: `torchvision.models.VisionTransformer`; older names of the MLP are read too."""
 
 from __future__ import annotations
 

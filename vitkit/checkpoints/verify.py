@@ -1,6 +1,6 @@
-"""The proof of a conversion: the original library reads its own file, and its outputs are compared with ours.
+"""Verify a conversion: the original library reads its own file, and its outputs are compared with ours.
 
-PEERS says which library reads which dialect. Libraries are imported when they are asked for and may be absent.
+PEERS says which library reads which dialect. Libraries are imported when needed and may be missing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.parts.positions import RULES
 from vitkit.model.vit import ViT
 
-BAR = 5e-6  # of the largest logit: what float32 leaves between two orders of summation
+BAR = 5e-6  # relative to the largest logit: the difference between two orders of summation in float32
 Peer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One library against vitkit on one set of images.
+    """The comparison of one library with vitkit on one set of images.
 
     Args:
-        library: whose outputs were compared with ours.
+        library: the library whose outputs were compared with ours.
         images: `random` or `photos`.
         difference: largest difference, relative to the largest output.
-        explanation: the property in which the two differ; empty where there is nothing to explain.
+        explanation: the property that causes the difference; empty if there is none.
     """
 
     library: str
@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the two agree as well as float32 lets them."""
+        """Whether the two agree to within float32 rounding."""
         return self.difference <= BAR
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Comparison:
 def _timm(checkpoint: Checkpoint) -> Any:
     timm, c = peer("timm"), checkpoint.config
     if c.pre_logits:
-        raise CannotExpress("timm has no pre-logits layer, so it cannot run this file whole.")
+        raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
     helpers = importlib.import_module("timm.models.vision_transformer")
     path, google = checkpoint.files.weights, checkpoint.dialect.name == "google"
     raw = {} if google else containers.read(path)[0]
@@ -94,7 +94,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
 
 
 def _no_class_row(raw: Mapping[str, Tensor], c: ViTConfig) -> bool:
-    """Whether a table of positions has none for the class token (timm's no_embed_class)."""
+    """Whether a table of positions has no row for the class token (timm's no_embed_class)."""
     rows = raw["pos_embed"].shape[1]
     usual = [rows - 1, rows - c.num_prefix_tokens]
     if c.num_patches in usual or any(math.isqrt(n) ** 2 == n for n in usual):
@@ -148,7 +148,7 @@ def _torchvision(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {  # dialect -> library that reads it, and how
+PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {  # dialect -> the library that reads it, and how
     "huggingface": ("transformers", _transformers),
     "timm": ("timm", _timm),
     "torchvision": ("torchvision", _torchvision),
@@ -156,7 +156,7 @@ PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {  # dialect -> lib
     "dinov2": ("timm", _timm),
     "dinov2-hf": ("transformers", _transformers),
 }
-CANDIDATES: dict[str, tuple[Any, ...]] = {  # what may explain a difference
+CANDIDATES: dict[str, tuple[Any, ...]] = {  # properties that may explain a difference
     "layer_norm_eps": (1e-6, 1e-12, 1e-5),
     "hidden_act": ("gelu", "gelu_tanh"),
     "position_resize": tuple(RULES),
@@ -164,8 +164,8 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {  # what may explain a difference
 
 
 def peer(name: str) -> Any:
-    """Import another library. Where torchvision's compiled operators do not load, its Python models still serve."""
-    if importlib.util.find_spec("torchvision") is not None:  # the others import it too
+    """Import another library. If torchvision's compiled operators do not load, its Python models still work."""
+    if importlib.util.find_spec("torchvision") is not None:  # the other libraries import it too
         try:
             importlib.import_module("torchvision")
         except RuntimeError as error:
@@ -180,17 +180,17 @@ def peer(name: str) -> Any:
     return importlib.import_module(name)
 
 
-_KEPT: list[Any] = []  # a library's definitions live as long as it does
+_KEPT: list[Any] = []  # definitions last as long as their library object
 
 
 def noise(config: ViTConfig) -> Tensor:
-    """Two images of random pixels, the same in every run."""
+    """Return two images of random pixels, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, config.num_channels, *config.image_hw, generator=generator)
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference relative to the largest output."""
+    """Return the largest difference relative to the largest output."""
     return float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
 
 
@@ -198,16 +198,16 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 def compare(
     source: str | Path, model: ViT | None = None, photos: Tensor | None = None, **overrides: Any
 ) -> list[Comparison]:
-    """Compare a file as its own library runs it with how vitkit runs it.
+    """Compare the outputs of a file in its own library with those in vitkit.
 
     Args:
-        source: what `load` takes.
-        model: what the file is compared with; what vitkit loads from it when not given.
-        photos: real pixels to compare on beside random ones, [n, C, H, W] between -1 and 1.
-        overrides: what `load` takes.
+        source: as for `load`.
+        model: the model to compare the file with (default: what vitkit loads from it).
+        photos: real pixels to compare on in addition to random ones, [n, C, H, W] between -1 and 1.
+        overrides: as for `load`.
 
     Returns:
-        One row for each set of images; empty where the dialect has no library to compare with.
+        One row for each set of images; empty if the dialect has no library to compare with.
 
     Raises:
         ImportError: the library is not installed.
@@ -230,11 +230,11 @@ def compare(
 
 
 def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tensor, outputs: Tensor) -> str:
-    """The fewest properties that, changed in our model, make it equal to theirs; empty where none do."""
+    """Find the fewest properties that, changed in our model, make it equal to theirs; empty if there are none."""
     config, state = model.config, model.state_dict()
     for changes in _changes(config):
         table = state["positions.table"]
-        if "position_resize" in changes:  # matters only where positions were resized when they were loaded
+        if "position_resize" in changes:  # matters only if positions were resized on loading
             table = open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]
             if torch.equal(table, state["positions.table"]):
                 continue
@@ -242,8 +242,7 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tenso
         other.load_state_dict({**state, "positions.table": table}, assign=True)
         if difference(other(x), outputs) <= BAR:
             return "explained by " + " and ".join(
-                f"{name}: the library computes with {value}, vitkit with {getattr(config, name)}"
-                for name, value in changes.items()
+                f"{name}: the library uses {value}, vitkit {getattr(config, name)}" for name, value in changes.items()
             )
     return ""
 

@@ -1,4 +1,4 @@
-"""save: ViT -> a file or folder of any dialect; convert: one into another."""
+"""Save a model as a file or folder of any dialect; convert one dialect into another."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from vitkit.model.vit import ViT
 
 
 def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
-    """Write a model, whole or not at all.
+    """Write a model, completely or not at all.
 
     Args:
         model: a ViT.
-        path: a file whose suffix the dialect writes, or (huggingface, dinov2-hf) a folder.
-        dialect: a row of DIALECTS.
-        extra: free-form strings for a native file.
+        path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
+        dialect: a row of DIALECTS (default: native).
+        extra: free-form strings to keep in a native file.
 
     Returns:
         The path of the weights.
 
     Raises:
         CannotExpress: the model has a property that the dialect has no place for.
-        OutputError: the place cannot be written to; what was there is unchanged.
+        OutputError: the path cannot be written to; what was there is unchanged.
     """
     row, path = pick(DIALECTS, dialect, "dialect"), Path(path)
     if extra and dialect != "native":
-        raise ConfigError(f"extra= is kept in native files only; got dialect {dialect!r}.")
+        raise ConfigError(f"Only native files can hold extra=; got dialect {dialect!r}.")
     tensors = to_dialect(model, dialect)
     config, spec = model.config, model.input_spec
     if row.suffixes == ("",):
         if path.suffix in containers.WRITERS or path.is_file():
             raise OutputError(
-                f"The {dialect} dialect is a folder with config.json beside the weights; got {path}. "
-                f"Give the name of a folder."
+                f"Expected the name of a folder, because the {dialect} dialect keeps config.json next to the weights; "
+                f"got {path}."
             )
         with staging(path) as private:
             containers.write(tensors, private / "model.safetensors")
@@ -49,13 +49,12 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
         return path / "model.safetensors"
     if path.suffix.lower() not in row.suffixes:
         raise OutputError(
-            f"The {dialect} dialect is written to a file ending in {' or '.join(row.suffixes)}; got {str(path)!r}."
+            f"Expected a file ending in {' or '.join(row.suffixes)} for the {dialect} dialect; got {str(path)!r}."
         )
     with staging(path.parent) as private:
         file = private / path.name
         if dialect == "native":
-            values = {**sidecar.describe(config, spec), "extra": dict(extra or {})}
-            containers.write(tensors, file, {"vitkit": json.dumps(values)})
+            containers.write(tensors, file, {"vitkit": sidecar.describe(config, spec, extra=dict(extra or {}))})
         else:
             containers.write(tensors, file)
             sidecar.write(file, config, spec, dialect)
@@ -66,10 +65,10 @@ def convert(source: str | Path, destination: str | Path, to: str = "native", **o
     """Load one checkpoint and save it in another dialect.
 
     Args:
-        source: what `load` takes.
-        destination: what `save` takes.
-        to: a row of DIALECTS.
-        overrides: what `load` takes.
+        source: as for `load`.
+        destination: as for `save`.
+        to: a row of DIALECTS (default: native).
+        overrides: as for `load`.
 
     Returns:
         The model that was written.

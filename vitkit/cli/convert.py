@@ -1,4 +1,4 @@
-"""`vitkit convert SRC DST --to DIALECT`."""
+"""`vitkit convert SOURCE DESTINATION --to DIALECT`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,46 @@ from vitkit.cli.options import parse_numbers, parse_size
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A file, a folder, or a hub id (google/vit-base-patch16-224).")],
-    destination: Annotated[Path, typer.Argument(help="A file; for huggingface and dinov2-hf a folder.")],
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
+    ],
+    destination: Annotated[Path, typer.Argument(help="A file, or a folder for huggingface and dinov2-hf.")],
     to: Annotated[
-        str, typer.Option("--to", help="native, huggingface, timm, torchvision, google, dinov2, dinov2-hf, course.")
+        str,
+        typer.Option(
+            "--to",
+            help="Dialect to write: native, huggingface, timm, torchvision, google, dinov2, dinov2-hf or course "
+            "(default: native).",
+            show_default=False,
+        ),
     ] = "native",
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with the libraries of the two files.")] = False,
-    dialect: Annotated[str | None, typer.Option(help="How SRC is spelled, where its names do not tell.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="A new zero head with so many classes.")] = None,
-    image_size: Annotated[str | None, typer.Option(help="Resize positions: pixels, or HEIGHTxWIDTH.")] = None,
-    num_attention_heads: Annotated[int | None, typer.Option("--heads", help="Heads, where SRC does not say.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Subtracted from pixels in 0..1: 0.5 or 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Divides after that.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare both files with the libraries of their dialects.")
+    ] = False,
+    dialect: Annotated[
+        str | None, typer.Option(help="Dialect of SOURCE (default: recognised from the names of its tensors).")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub (default: the main branch).")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Replace the head by a zero one with this many classes (default: keep it).")
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Resize positions to this image size: pixels or HEIGHTxWIDTH (default: keep it).")
+    ] = None,
+    num_attention_heads: Annotated[
+        int | None, typer.Option("--heads", help="Number of attention heads (default: what SOURCE states).")
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Mean to subtract from pixels in 0..1, such as 0.5 or 0.485,0.456,0.406 (default: SOURCE's own)."
+        ),
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation to divide by (default: SOURCE's own).")] = None,
 ) -> None:
-    """Convert a checkpoint from any dialect to any other, with proof."""
+    """Convert a checkpoint from any dialect to any other, and verify the result."""
     from vitkit import checkpoints
 
     overrides = {

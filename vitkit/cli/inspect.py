@@ -1,4 +1,4 @@
-"""`vitkit inspect SRC`."""
+"""`vitkit inspect SOURCE`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from vitkit.cli.options import parse_size
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(help="A file, a folder, or a hub id (google/vit-base-patch16-224).")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    dialect: Annotated[str | None, typer.Option(help="How it is spelled, where the names do not tell.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    image_size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of a non-square table of positions.")] = None,
-    num_attention_heads: Annotated[int | None, typer.Option("--heads", help="Heads, where it does not say.")] = None,
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    dialect: Annotated[
+        str | None, typer.Option(help="Dialect of SOURCE (default: recognised from the names of its tensors).")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub (default: the main branch).")
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="HEIGHTxWIDTH, for positions that do not form a square (default: square).")
+    ] = None,
+    num_attention_heads: Annotated[
+        int | None, typer.Option("--heads", help="Number of attention heads (default: what SOURCE states).")
+    ] = None,
 ) -> None:
-    """Say what a checkpoint is: dialect, variant, tensors, numerics, preprocessing, classes, sha256."""
+    """Show what a checkpoint holds: dialect, variant, tensors, numerics, preprocessing, classes, sha256."""
     from vitkit import checkpoints
 
     found = checkpoints.inspect(
@@ -37,14 +47,14 @@ def inspect(
     rows = {
         "file": found["file"],
         "dialect": found["dialect"],
-        "variant": found["variant"] or "none of Table 1",
+        "variant": found["variant"] or "not a published one",
         "shape": f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, MLP "
         f"{config['intermediate_size']}, {config['num_attention_heads']} heads, patch {config['patch_size']}, "
         f"image {config['image_size']}",
         "tensors": f"{found['tensors']}, {found['parameters']:,} parameters, {found['dtype']}{unused}",
         "numerics": ", ".join(f"{name} {value}" for name, value in numerics.items()),
         "input": ", ".join(f"{name} {value}" for name, value in spec.items()),
-        "classes": f"{found['classes']}{shown if found['class_names'] else ' (names unknown)'}",
+        "classes": f"{found['classes']}{shown if found['class_names'] else ' (unnamed)'}",
         "sha256": found["sha256"],
     }
     for name, value in rows.items():

@@ -1,4 +1,4 @@
-"""A conversion and its proof: both files, as the libraries of their dialects run them, against vitkit."""
+"""Prove a conversion: compare both files, as run by the libraries of their dialects, with vitkit."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from vitkit.model.vit import ViT
 
 
 def photos(config: ViTConfig) -> Tensor:
-    """scikit-learn's two photos as pixels between -1 and 1 of the size and channels that a model takes."""
+    """Return scikit-learn's two photos as pixels between -1 and 1, with the size and channels that a model takes."""
     images = [np.asarray(square_photo(name, config.image_hw)) for name in ("china", "flower")]
     x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1  # [2, 3, H, W]
     return x[:, torch.arange(config.num_channels) % 3]
 
 
 def prove(model: ViT, source: str | Path, destination: str | Path, **overrides: Any) -> Iterator[str | Comparison]:
-    """Yield, for the file that was read and for the one that was written, what is compared and each comparison.
+    """Compare the file that was read and the one that was written; yield a heading and the comparisons for each.
 
     Args:
-        model: what was converted.
+        model: the converted model.
         source: the file it was loaded from.
         destination: the file it was saved to.
-        overrides: what `load` was given with the source.
+        overrides: the arguments with which the source was loaded.
 
     Raises:
-        CheckpointError: a difference that no known property explains.
+        CheckpointError: there is a difference that no known property explains.
     """
     model, x, unexplained = model.float(), photos(model.config), False
     for place, arguments in ((source, overrides), (destination, {})):
         if place is source and overrides.get("num_classes") is not None:
             continue  # a new head has no original to compare with
-        yield f"{place} as its own library runs it, against vitkit:"
+        yield f"{place}, its own library compared with vitkit:"
         try:
             rows = compare(place, model, x, **arguments)
         except (ImportError, CannotExpress) as error:
             yield f"  not compared: {error}"
             continue
         if not rows:
-            yield "  nothing to compare with: the dialect has no library of its own"
+            yield "  not compared: the dialect has no library of its own"
         yield from rows
         unexplained |= any(not row.equal and not row.explanation for row in rows)
     if unexplained:
         raise CheckpointError(
-            "The outputs differ from the original library's and no known property explains it; "
+            "The outputs differ from those of the original library, and no known property explains it; "
             "do not use the file that was written."
         )

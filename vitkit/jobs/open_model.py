@@ -1,4 +1,4 @@
-"""Weights, a run or an exported file -> whatever predicts: the one door of predict and eval."""
+"""Open weights, a run or an exported file as a classifier; `predict` and `eval` start here."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def open_model(
     image_size: int | tuple[int, int] | None = None,
     **overrides: Any,
 ) -> Classifier:
-    """Open what predicts.
+    """Open a classifier.
 
     Args:
-        source: what `vitkit.load` takes, or a file that `vitkit export` wrote (.onnx, .xml).
-        device: where weights go; exported files run on the CPU.
-        image_size: another size: pixels, or (height, width).
-        overrides: `mean` and `std`, in place of what the source says.
+        source: as for `vitkit.load`, or a file written by `vitkit export` (.onnx, .xml).
+        device: where the weights go (default: the CPU); exported files always run on the CPU.
+        image_size: another size in pixels, or (height, width) (default: the model's own).
+        overrides: `mean` and `std` in place of the model's own.
 
     Raises:
-        CheckpointError: it cannot be read.
-        ConfigError: it cannot be changed in that way.
+        CheckpointError: the source cannot be read.
+        ConfigError: the source cannot be changed in this way.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     if is_exported(source):

@@ -1,6 +1,6 @@
-"""What a model is made of: ViTConfig, InputSpec, the rows of Table 1, and the libraries' numerics.
+"""The configuration of a model: ViTConfig, InputSpec, the rows of Table 1, and the libraries' numerics.
 
-Nothing here imports torch, so that names and numbers can be listed at once.
+Nothing here imports torch, so that names and numbers can be listed without delay.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _to_dict(self: C) -> dict[str, Any]:
 
 
 def also_called(**second: str) -> Any:
-    """Class decorator: let fields of a dataclass be given, and read, under a second name.
+    """Let fields of a dataclass be given, and read, under a second name (a class decorator).
 
     Args:
-        second: second name = field (`num_labels="num_classes"`).
+        second: the field by its second name, such as `num_labels="num_classes"`.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -62,8 +62,8 @@ def also_called(**second: str) -> Any:
                     value = values.pop(other)
                     if values.setdefault(name, value) != value:
                         raise ConfigError(
-                            f"{other} and {name} are two names of one field, but {other}={value!r} "
-                            f"and {name}={values[name]!r} came; give only {name}."
+                            f"{other} and {name} are two names for the same field; got {other}={value!r} and "
+                            f"{name}={values[name]!r}. Give only {name}."
                         )
             init(self, **values)
 
@@ -78,9 +78,9 @@ def also_called(**second: str) -> Any:
 @also_called(num_labels="num_classes")
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The architecture of one Vision Transformer; frozen, and refused when it cannot work.
+    """The architecture of a Vision Transformer; frozen, and validated when it is created.
 
-    The first block has Hugging Face's names and defaults; the second is what the model needs beyond them.
+    The first group of fields has Hugging Face's names and defaults; the second is what the model needs beyond them.
 
     Args:
         hidden_size: D, the width of a token.
@@ -88,26 +88,26 @@ class ViTConfig:
         num_attention_heads: h, the heads of each block; divides hidden_size.
         intermediate_size: width of the MLP's hidden layer.
         hidden_act: `gelu` (exact) or `gelu_tanh` (Google's approximation).
-        hidden_dropout_prob: dropout after dense layers and after adding positions.
-        attention_probs_dropout_prob: dropout on the attention matrix A of Eq. 6.
-        initializer_range: standard deviation of the twelve classes' truncated normal initialisation.
+        hidden_dropout_prob: dropout rate after dense layers and after adding positions.
+        attention_probs_dropout_prob: dropout rate of the attention matrix A of Eq. 6.
+        initializer_range: standard deviation of the truncated normal initialisation in `vitkit.huggingface`.
         layer_norm_eps: epsilon of every LayerNorm.
-        image_size: pixels, a number or (height, width).
+        image_size: in pixels, one number or (height, width).
         patch_size: P, the side of a patch in pixels.
         num_channels: C, the channels of an image.
         qkv_bias: whether U_qkv of Eq. 5 has a bias.
-        num_classes: K, outputs of the head (`num_labels` is accepted too); 0 leaves the head out.
-        chunk_size_feed_forward: tokens the MLP takes at once; 0 takes all.
-        pruned_heads: {layer: heads} that were cut out; kept as a sorted tuple of (layer, heads).
+        num_classes: K, the number of outputs of the head (also accepted as `num_labels`); 0 means no head.
+        chunk_size_feed_forward: number of tokens the MLP processes at once; 0 means all.
+        pruned_heads: the removed heads, {layer: heads}; stored as a sorted tuple of (layer, heads).
         pool: what y of Eq. 4 is: the class token (`cls`) or the mean of the patch tokens (`mean`).
-        norm_after_pool: with `mean`, whether the LayerNorm follows the mean (timm's fc_norm) or precedes it.
-        class_token: whether there is a class token; without it pool must be `mean`.
+        norm_after_pool: with `mean`, whether the LayerNorm comes after the mean (timm's fc_norm) or before it.
+        class_token: whether there is a class token; without one, pool must be `mean`.
         pre_logits: whether the head has the paper's pre-training hidden layer (dense, tanh).
-        layer_scale: initial value of a learnt factor on each residual branch; None for none.
+        layer_scale: initial value of the learned factor on each residual branch; None means no such factor.
         num_register_tokens: extra tokens after the class token, without positions (DINOv2).
-        drop_path_rate: stochastic depth of the last block; earlier blocks have proportionally less.
-        position_resize: rule by which E_pos is resized for another image size, a row of `positions.RULES`.
-        pad_input: whether images that are no multiple of the patch are padded (right, bottom, zeros).
+        drop_path_rate: rate of stochastic depth in the last block; earlier blocks have proportionally lower rates.
+        position_resize: rule for resizing E_pos to another image size, a row of `positions.RULES`.
+        pad_input: whether images that are not a multiple of the patch size are padded with zeros (right and bottom).
     """
 
     hidden_size: int = 768
@@ -169,14 +169,14 @@ class ViTConfig:
             for side in self.image_hw:
                 if side % self.patch_size:
                     raise ConfigError(
-                        f"image_size must be a multiple of patch_size; {side} pixels are no multiple of "
+                        f"image_size must be a multiple of patch_size; {side} pixels are not a multiple of "
                         f"{self.patch_size}. Use {side // self.patch_size * self.patch_size or self.patch_size}, "
                         f"or pad_input=True."
                     )
         if not self.class_token and self.pool == "cls":
             raise ConfigError("pool='cls' needs a class token; use pool='mean' with class_token=False.")
         if self.norm_after_pool and self.pool == "cls":
-            raise ConfigError("norm_after_pool goes with pool='mean'; with pool='cls' the two orders are the same.")
+            raise ConfigError("norm_after_pool needs pool='mean'; with pool='cls' both orders give the same result.")
 
     def _near_heads(self) -> int:
         divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
@@ -188,15 +188,17 @@ class ViTConfig:
         for layer, heads in ((int(layer), tuple(sorted({int(head) for head in heads}))) for layer, heads in given):
             if not 0 <= layer < self.num_hidden_layers:
                 raise ConfigError(
-                    f"pruned_heads names layer {layer}, but layers go from 0 to {self.num_hidden_layers - 1}."
+                    f"pruned_heads must name layers from 0 to {self.num_hidden_layers - 1}; got layer {layer}."
                 )
             if any(not 0 <= head < self.num_attention_heads for head in heads):
                 raise ConfigError(
-                    f"pruned_heads names heads {list(heads)} in layer {layer}, but heads go from 0 to "
-                    f"{self.num_attention_heads - 1}."
+                    f"pruned_heads must name heads from 0 to {self.num_attention_heads - 1}; "
+                    f"got {list(heads)} in layer {layer}."
                 )
             if len(heads) == self.num_attention_heads:
-                raise ConfigError(f"pruned_heads leaves no head in layer {layer}; keep at least one.")
+                raise ConfigError(
+                    f"pruned_heads must leave at least one head in each layer; it leaves no head in layer {layer}."
+                )
             if heads:
                 result[layer] = heads
         return tuple(sorted(result.items()))
@@ -208,7 +210,7 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(rows, columns) of patches."""
+        """(rows, columns) of the grid of patches."""
         height, width = self.image_hw
         return -(-height // self.patch_size), -(-width // self.patch_size)
 
@@ -219,7 +221,7 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token and the registers."""
+        """Number of tokens before the patches: the class token and the registers."""
         return self.class_token + self.num_register_tokens
 
     @property
@@ -228,35 +230,35 @@ class ViTConfig:
         return self.hidden_size // self.num_attention_heads
 
     def heads_of(self, layer: int) -> tuple[int, ...]:
-        """The heads that `layer` still has, by their original numbers."""
+        """Return the original numbers of the heads that `layer` still has."""
         pruned = dict(self.pruned_heads).get(layer, ())
         return tuple(head for head in range(self.num_attention_heads) if head not in pruned)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON can hold them."""
+        """Return all fields as JSON-compatible values."""
         return _to_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
-        """Build from `to_dict`'s result; an unknown field is refused by name."""
+        """Build from the result of `to_dict`; refuse an unknown field by name."""
         return _from_dict(cls, values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """What a model expects to be fed, and what its outputs are called. Travels inside every checkpoint.
+    """The input that a model expects, and the names of its outputs. Stored in every checkpoint.
 
     Args:
-        size: (height, width) that the model is fed.
-        resize: `squash` resizes both sides to `size`; `crop` resizes to size / crop, keeping the aspect ratio,
-            and cuts the centre.
-        crop: share of the resized image that the centre crop keeps (timm's crop_pct); 1.0 with `squash`.
-        interpolation: filter of the resize.
-        mean: subtracted from pixels in 0..1, one number a channel.
-        std: divides after that, one number a channel.
-        channels: what images are turned into: `rgb`, `gray`, or `raw` (as many channels as `mean` has numbers).
-        backend: `pillow`, or `tensor` (as Hugging Face's default processor resizes, within one level of Pillow).
-        class_names: names of the outputs in their order; empty when unknown.
+        size: (height, width) of the input in pixels.
+        resize: `squash` resizes both sides to `size`; `crop` resizes to size / crop, keeping the aspect ratio, and
+            takes the centre.
+        crop: share of the resized image's side that the centre crop keeps (timm's crop_pct); 1.0 with `squash`.
+        interpolation: filter used for resizing.
+        mean: subtracted from pixels in 0..1, one number per channel.
+        std: divisor after that, one number per channel.
+        channels: what images are converted to: `rgb`, `gray`, or `raw` (as many channels as `mean` has numbers).
+        backend: `pillow`, or `tensor` (resizes like Hugging Face's default processor, within one level of Pillow).
+        class_names: names of the outputs, in order; empty if unknown.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -279,7 +281,7 @@ class InputSpec:
         checks.one_of("backend", self.backend, Backend)
         checks.number("crop", self.crop, 0, 1, open_low=True)
         if self.resize == "squash" and self.crop != 1.0:
-            raise ConfigError(f"crop={self.crop!r} has no meaning with resize='squash'; use resize='crop'.")
+            raise ConfigError(f"crop must be 1.0 with resize='squash'; got {self.crop!r}. Use resize='crop'.")
         for value in self.mean:
             checks.number("mean", value, -math.inf)
         for value in self.std:
@@ -292,40 +294,40 @@ class InputSpec:
             )
         if len(set(self.class_names)) != len(self.class_names):
             twice = next(n for n in self.class_names if self.class_names.count(n) > 1)
-            raise ConfigError(f"class_names must be different; {twice!r} is there twice.")
+            raise ConfigError(f"class_names must all be different; {twice!r} occurs twice.")
 
     @classmethod
     def of(cls, config: ViTConfig) -> InputSpec:
-        """The default for a new model: its size and channels, mean and std 0.5, squashed, bilinear (Google's)."""
+        """Return the default for a new model: its size and channels, and Google's preprocessing (squash, mean 0.5)."""
         count = config.num_channels
         channels: Channels = "rgb" if count == 3 else "gray" if count == 1 else "raw"
         return cls(size=config.image_hw, channels=channels, mean=(0.5,) * count, std=(0.5,) * count)
 
     def check(self, config: ViTConfig) -> InputSpec:
-        """Return self if it fits `config`, else raise a ConfigError that names both sides."""
+        """Return self if it fits `config`; otherwise raise a ConfigError that names both sides."""
         if len(self.mean) != config.num_channels:
             raise ConfigError(
-                f"The model takes {config.num_channels} channels, but its InputSpec gives "
+                f"The model takes {config.num_channels} channels, but its InputSpec has "
                 f"{len(self.mean)} ({self.channels}); set num_channels or the InputSpec's channels."
             )
         if self.class_names and len(self.class_names) != config.num_classes:
             raise ConfigError(
                 f"The model has {config.num_classes} classes, but its InputSpec names "
-                f"{len(self.class_names)}; give one name for each class or none."
+                f"{len(self.class_names)}; give one name per class, or none."
             )
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON can hold them."""
+        """Return all fields as JSON-compatible values."""
         return _to_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> InputSpec:
-        """Build from `to_dict`'s result; an unknown field is refused by name."""
+        """Build from the result of `to_dict`; refuse an unknown field by name."""
         return _from_dict(cls, values)
 
 
-# The numerics that the public libraries put around the same weights (their own defaults).
+# What the public libraries compute with around the same weights (their defaults).
 NUMERICS: dict[str, dict[str, Any]] = {
     "paper": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "google"},
     "google": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_tanh", "position_resize": "google"},
@@ -341,7 +343,7 @@ def _shape(width: int, depth: int, mlp: int, heads: int) -> dict[str, Any]:
     return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": mlp, "num_attention_heads": heads}
 
 
-# Table 1 of the paper (b, l, h), and the sizes its authors published later: "How to train your ViT?" (ti, s),
+# Table 1 of the paper (b, l, h), and sizes that its authors published later: "How to train your ViT?" (ti, s),
 # "Scaling Vision Transformers" (g, G), "Getting ViT in Shape" (so400m).
 SHAPES: dict[str, dict[str, Any]] = {
     "ti": _shape(192, 12, 768, 3),
@@ -383,16 +385,16 @@ _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", r
 
 
 def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTConfig:
-    """The configuration of a named variant.
+    """Return the configuration of a named variant.
 
     Args:
-        name: a row of VARIANTS in any case (`vit-b/16`, `ViT-B/16`, `B/16`), or timm's or Hugging Face's name of
+        name: a row of VARIANTS in any case (`vit-b/16`, `ViT-B/16`, `B/16`), or timm's or Hugging Face's name for
             the same architecture (`vit_base_patch16_384`, `google/vit-base-patch16-224`).
-        numerics: a row of NUMERICS; the row's own (eps 1e-6, exact GELU) when not given.
+        numerics: a row of NUMERICS (default: `paper`, with eps 1e-6 and exact GELU).
         overrides: any field of ViTConfig.
 
     Raises:
-        UnknownName: no such variant; lists what exists.
+        UnknownName: there is no such variant; lists those there are.
         ConfigError: the fields do not work together.
     """
     key, found = str(name), {}
@@ -403,13 +405,13 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
             found["image_size"] = int(match[3])
     elif "patch" in key and "." in key:
         raise ConfigError(
-            f"{name!r} names trained weights; create() makes new ones. Use vitkit.load('timm/{name}') "
+            f"{name!r} is the name of trained weights, but create() makes new ones. Use vitkit.load('timm/{name}') "
             f"for the weights, or {key.split('.')[0]!r} for the architecture."
         )
     else:
         bare = key[4:] if key.lower().startswith("vit-") else key
         size, _, patch = bare.partition("/")
-        exact = {"g": "g", "G": "G"}.get(size, size.lower())  # g and G differ by case alone
+        exact = {"g": "g", "G": "G"}.get(size, size.lower())  # g and G differ only in case
         key = f"vit-{exact}/{patch}" if f"vit-{exact}/{patch}" in VARIANTS else key
     row = pick(VARIANTS, key, "variant")
     changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
@@ -423,7 +425,7 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
 
 
 def variant_of(config: ViTConfig) -> str:
-    """The variant of Table 1 that a model is; empty where it is none."""
+    """Return the name of the published variant that a model is, or an empty string."""
     same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return next(
         (
