@@ -1,15 +1,15 @@
 # vitkit serve in a container: docker run --rm -p 127.0.0.1:8000:8000 -v ./runs/food:/weights:ro vitkit
-# For a small CPU image, build with --build-arg TORCH_INDEX=ADDRESS, the address of PyTorch's CPU index (see its install
-# page). By default pip takes PyTorch's default build, which runs on the CPU and, with --gpus all, on CUDA.
+# The image holds PyTorch's CPU build. `--build-arg TORCH_INDEX=` (empty) takes the default build instead, which is much
+# larger and, with `docker run --gpus all`, also runs on CUDA.
 FROM python:3.11-slim
 
-ARG TORCH_INDEX
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
-# Install torch first and on its own, so that no other package pulls in another build.
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+# Install torch first, so that this build satisfies the other packages; they also install what torch depends on.
+RUN pip install --no-deps -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY vitkit ./vitkit
 RUN pip install -c constraints.txt . && rm -rf /src
 

@@ -1,8 +1,8 @@
-"""Ten thousand requests that nobody should send: `python -m benchmarks.fuzz_serve [COUNT] [--seed N]`.
+"""Send ten thousand malformed requests: `python -m benchmarks.fuzz_serve [COUNT] [--seed N]`.
 
-Truncated and damaged images, wrong types, huge headers, slow senders, broken HTTP, bombs, nonsense in every field, with
-good requests between them. No answer may be a 5xx other than 503 with Retry-After, memory stays flat, and the server
-still answers at the end.
+Truncated and damaged images, wrong types, huge headers, slow clients, broken HTTP, decompression bombs and nonsense in
+every field, mixed with valid requests. No answer may be a 5xx other than 503 with Retry-After, memory must stay flat,
+and the server must still answer at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; status 0 when the connection was closed without a word."""
+    """An answer; its status is 0 if the connection was closed without one."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Answer:
 
 @contextmanager
 def serving(weights: str | Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server in its own process, on a free port: yield the process and the port, stop it afterwards."""
+    """Run a server in its own process on a free port; yield the process and the port."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(
         [sys.executable, "-m", "vitkit", "serve", str(weights), "--port", "0", *options],
@@ -74,7 +74,7 @@ def serving(weights: str | Path, *options: str) -> Iterator[tuple[subprocess.Pop
 
 
 def wait_for(port: int, seconds: float = 30) -> None:
-    """Wait until the server listens."""
+    """Wait until the server is ready."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -83,18 +83,18 @@ def wait_for(port: int, seconds: float = 30) -> None:
         except OSError:
             pass
         time.sleep(0.05)
-    raise RuntimeError("the server did not get ready")
+    raise RuntimeError("the server did not become ready")
 
 
 def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
-    """The bytes of a request, on a connection of its own."""
+    """The bytes of a request that closes its connection."""
     lines = {"Host": "localhost", "Connection": "close", "Content-Length": str(len(body)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1", "replace") + body
 
 
 def multipart(*images: bytes, name: str = "files", filename: str = "a.jpg") -> tuple[bytes, dict[str, str]]:
-    """A multipart body and its header."""
+    """A multipart body and its headers."""
     parts = b"".join(
         b'--edge\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\n\r\n%s\r\n'
         % (name.encode(), filename.encode("utf-8", "replace"), image)
@@ -111,7 +111,7 @@ def send(port: int, *chunks: bytes, pause: float = 0.0, seconds: float = 60.0) -
                 line.sendall(chunk)
                 if pause:
                     time.sleep(pause)
-        except OSError:  # the server has had enough; it may have said why
+        except OSError:  # the server closed the connection; it may have sent an answer
             pass
         received = b""
         try:
@@ -123,7 +123,7 @@ def send(port: int, *chunks: bytes, pause: float = 0.0, seconds: float = 60.0) -
 
 
 def parse(received: bytes) -> Answer:
-    """The last answer of what a server sent."""
+    """Parse what a server sent."""
     head, _, body = received.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     if not lines[0].startswith("HTTP/1.1 "):
@@ -133,7 +133,7 @@ def parse(received: bytes) -> Answer:
 
 
 def picture(rng: random.Random, format: str | None = None) -> bytes:
-    """A small image of noise in one of the usual formats."""
+    """A small image of noise in a common format."""
     width, height = rng.randint(1, 90), rng.randint(1, 90)
     pixels = np.frombuffer(rng.randbytes(width * height * 3), np.uint8).reshape(height, width, 3)
     image, out = Image.fromarray(pixels), io.BytesIO()
@@ -153,7 +153,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def word(rng: random.Random) -> str:
-    """Something that is no sensible value."""
+    """A value that makes no sense."""
     return rng.choice(
         [
             "",
@@ -319,7 +319,7 @@ def gone_early(port: int, rng: random.Random) -> Answer:
     whole = request("POST", "/v1/predict", *multipart(picture(rng)))
     with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
         line.sendall(whole[: rng.randrange(1, len(whole))])
-        if rng.random() < 0.5:  # away without a goodbye
+        if rng.random() < 0.5:  # reset the connection instead of closing it
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return Answer(0)
 
@@ -395,7 +395,7 @@ KINDS: dict[str, Callable[[int, random.Random], Answer]] = {
 
 
 def fuzz(port: int, count: int, seed: int, clients: int = 8) -> Counter[tuple[str, int]]:
-    """Send `count` requests; {(kind, status): how often}. An answer that may not be is an AssertionError."""
+    """Send `count` requests and return {(kind, status): count}. A forbidden answer raises AssertionError."""
 
     def one(number: int) -> tuple[str, int]:
         rng = random.Random(seed * 1_000_003 + number)
@@ -404,7 +404,7 @@ def fuzz(port: int, count: int, seed: int, clients: int = 8) -> Counter[tuple[st
         if answer.status >= 500 and not (answer.status == 503 and "retry-after" in answer.headers):
             raise AssertionError(f"request {number} of seed {seed} ({name}) was answered with {answer}")
         if b"Traceback" in answer.body:
-            raise AssertionError(f"request {number} of seed {seed} ({name}) shows the server's inside")
+            raise AssertionError(f"request {number} of seed {seed} ({name}) shows the server's internals")
         return name, answer.status
 
     with ThreadPoolExecutor(clients) as pool:
@@ -419,7 +419,7 @@ def memory(pid: int) -> float:
 
 
 def save_tiny(folder: Path) -> Path:
-    """A tiny model with five classes, as a file of weights."""
+    """Save a tiny model with five classes."""
     from vitkit import InputSpec, ViT, ViTConfig, save
 
     config = ViTConfig(
@@ -464,7 +464,7 @@ def main() -> None:
         _, said = process.communicate(timeout=60)
         print(said.strip().splitlines()[-1])
         if "Traceback" in said:
-            sys.exit("the server's log holds a traceback:\n" + said[-3000:])
+            sys.exit("the server's log contains a traceback:\n" + said[-3000:])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Load test: `python -m benchmarks.serve` (HTTP, this machine) or `--batcher-only --device cuda` (no web framework).
 
-Sixteen clients in one process ask without pause, each with images encoded beforehand. Beside the server stand a plain
-batched forward that gets the same requests and neither decodes nor parses anything, and one-image-per-call servers of
-the same model written the usual way. All take turns in one run.
+Sixteen clients in one process send requests without pause, with images that were encoded beforehand. The server is
+compared with a plain batched forward pass that receives the same requests but neither parses nor decodes them, and with
+typical FastAPI servers of the same model that run one image per call. All take turns in one run.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any
 import torch
 
 try:
-    from fastapi import UploadFile  # here, where FastAPI looks for it when it reads annotations
-except ImportError:  # the batcher alone needs no web framework
+    from fastapi import UploadFile  # at module level, where FastAPI looks up annotations
+except ImportError:  # --batcher-only needs no web framework
     UploadFile = None  # type: ignore[assignment, misc]
 
 assert timing
 
 
-# --- one process a server -------------------------------------------------------------------------------------------
+# --- one process per server -------------------------------------------------------------------------------------------
 
 
 def serve_vitkit(weights: str, port: int) -> None:
-    """Ours, as the command starts it."""
+    """vitkit, as the command starts it."""
     sys.argv = ["vitkit", "serve", weights, "--port", str(port), "--device", "cpu"]
     from vitkit.cli import main
 
@@ -46,7 +46,7 @@ def serve_vitkit(weights: str, port: int) -> None:
 
 
 def serve_plain(weights: str, port: int) -> None:
-    """A plain batched forward: the same bytes come in, sixteen at a time go through the model, nothing is decoded."""
+    """A plain batched forward pass: reads the same bytes, decodes nothing, and runs sixteen images at a time."""
     import vitkit
 
     model = vitkit.load(weights)
@@ -90,7 +90,7 @@ def serve_plain(weights: str, port: int) -> None:
 
 
 def serve_usual(weights: str, port: int, asynchronous: bool = False) -> None:
-    """One image a call, the usual way: FastAPI, an UploadFile, model(x)."""
+    """A typical server, with one image per call: FastAPI, an UploadFile, model(x)."""
     import uvicorn
     from fastapi import FastAPI
     from PIL import Image
@@ -127,15 +127,15 @@ def serve_usual(weights: str, port: int, asynchronous: bool = False) -> None:
 
 
 def serve_usual_async(weights: str, port: int) -> None:
-    """The same in the event loop: one image after the other."""
+    """The same in the event loop, one image after another."""
     serve_usual(weights, port, asynchronous=True)
 
 
 SERVERS: dict[str, Callable[[str, int], None]] = {
     "vitkit serve": serve_vitkit,
     "plain batched forward": serve_plain,
-    "FastAPI, one image a call": serve_usual,
-    "FastAPI, one image a call, async": serve_usual_async,
+    "FastAPI, one image per call": serve_usual,
+    "FastAPI, one image per call, async": serve_usual_async,
 }
 
 
@@ -159,7 +159,7 @@ def photos(count: int = 16) -> list[bytes]:
 
 
 async def load(port: int, requests: list[bytes], each: int) -> tuple[float, list[float]]:
-    """(seconds, latencies) of `each` answers for every client; a client for each request, all of them without pause."""
+    """(seconds, latencies) of `each` requests from every client, sent without pause; one client per request."""
     found: list[float] = []
 
     async def client(raw: bytes) -> None:
@@ -200,7 +200,7 @@ def started(name: str, weights: Path, threads: int) -> Iterator[tuple[int, int]]
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a server so far: unlike the clock's, it does not depend on what else the machine does."""
+    """CPU time of a server so far; unlike elapsed time, it does not depend on what else the machine does."""
     import psutil
 
     used = psutil.Process(pid).cpu_times()
@@ -237,7 +237,7 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
                 times[name] += latencies
                 print(f"  round {turn + 1}: {name}: {rates[name][-1]:.2f} images/s", flush=True)
     print(f"\n{model}, {clients} clients, {threads} threads, {rounds} rounds of {clients * each} images, CPU\n")
-    print("| | images/s | p50 | p99 | CPU time an image | vitkit serve against it |\n|---|---|---|---|---|---|")
+    print("| | images/s | p50 | p99 | CPU time per image | vitkit serve relative to it |\n|---|---|---|---|---|---|")
     for name, values in rates.items():
         ratios = sorted(ours / theirs for ours, theirs in zip(rates["vitkit serve"], values))
         ordered = sorted(times[name])
@@ -253,7 +253,7 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
 
 
 def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int, seconds: float, rounds: int) -> None:
-    """Sixteen threads ask the batcher, or take turns at the model with one image each. Needs torch alone."""
+    """Sixteen threads use the batcher, or take turns to run the model with one image each. Needs only torch."""
     from vitkit import create
     from vitkit.serve.batching import Batcher
     from vitkit.speed.engines import ENGINES
@@ -280,7 +280,7 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
         with turns:
             run([image])
 
-    def plain() -> None:  # what the model does at most: full batches, nobody waits for anybody
+    def plain() -> None:  # the most that the model can do: full batches, no waiting
         run([image] * clients)
 
     def rate(ask: Callable[[], None], threads: int, each: int = 1) -> float:
@@ -301,7 +301,7 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
 
     ways: dict[str, Callable[[], float]] = {
         "batcher": lambda: rate(batched, clients),
-        "one image a call": lambda: rate(alone, clients),
+        "one image per call": lambda: rate(alone, clients),
         "full batches, no clients": lambda: rate(plain, 1, clients),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -311,7 +311,7 @@ def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int,
     batcher.close()
     place = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{model}, {place}, {dtype}, engine {engine}, {clients} clients, {rounds} rounds of {seconds:g} s\n")
-    print("| | images/s | the batcher against it |\n|---|---|---|")
+    print("| | images/s | the batcher relative to it |\n|---|---|---|")
     for name, values in rates.items():
         ratios = sorted(ours / theirs for ours, theirs in zip(rates["batcher"], values))
         against = f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
@@ -322,8 +322,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="vit-b/16")
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--each", type=int, default=8, help="over HTTP: requests of each client in a round")
-    parser.add_argument("--seconds", type=float, default=10.0, help="the batcher alone: seconds of a round")
+    parser.add_argument("--each", type=int, default=8, help="over HTTP: requests per client and round")
+    parser.add_argument("--seconds", type=float, default=10.0, help="with --batcher-only: seconds per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--batcher-only", action="store_true")

@@ -80,6 +80,26 @@ def test_explain_numbers_are_equation_6(client, service) -> None:
     assert np.abs(shown - expected.astype(int)).max() <= 1
 
 
+def test_explain_gradient_explains_the_class_that_was_asked_for(client, service) -> None:
+    from vitkit.explain.attention import gradient_rollout
+
+    raw = photo(2)
+    x = preprocess(decode(raw), service.spec)[None]
+    likely = client.post("/v1/predict", files=files(raw)).json()["results"][0]["top"][0]["index"]
+    for query, target in (("", likely), ("&target=0", 0), ("&target=3", 3)):
+        said = client.post(f"/v1/explain?kind=gradient&format=json{query}", files=files(raw)).json()["values"]
+        assert said == pytest.approx(gradient_rollout(service.model, x, target)[0], rel=1e-3, abs=1e-6)
+
+
+def test_an_overlay_of_attention_shows_the_last_layer_unless_told_otherwise(client) -> None:
+    def overlay(query: str) -> bytes:
+        return client.post(f"/v1/explain?kind=attention{query}", files=files(photo(2))).content
+
+    assert overlay("") == overlay("&layer=1") == overlay("&layer=-1") != overlay("&layer=0")
+    assert overlay("&head=0") != overlay("&head=1")
+    assert overlay("&query=3") != overlay("&query=4")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_in_every_format(client, kind: str) -> None:
     for format, starts in {"png": b"\x89PNG", "npy": b"\x93NUMPY", "json": b"{"}.items():
@@ -177,6 +197,29 @@ def test_health_metrics_and_docs(client, service) -> None:
         assert client.post("/v1/predict", files=files(photo())).headers["connection"] == "close"
     finally:
         service.stopping = False
+
+
+def test_metrics_count_every_request_and_image_once(client_with) -> None:
+    client = client_with()
+    for _ in range(3):
+        assert client.post("/v1/predict", files=files(photo(), photo(1))).status_code == 200
+    assert client.post("/v1/predict", files=files(b"broken")).status_code == 422
+    client.post("/v1/embed", files=files(photo()))
+    client.post("/v1/explain", files=files(photo()))
+    counted = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert counted['vitkit_requests_total{path="/v1/predict",status="200"}'] == "3.0"
+    assert counted['vitkit_requests_total{path="/v1/predict",status="422"}'] == "1.0"
+    assert counted['vitkit_request_seconds_count{path="/v1/predict"}'] == "4.0"
+    assert counted['vitkit_batch_size_sum{work="predict"}'] == "6.0"
+    assert counted['vitkit_batch_size_count{work="predict"}'] == counted['vitkit_batch_seconds_count{work="predict"}']
+    assert [counted[f'vitkit_batch_size_sum{{work="{work}"}}'] for work in ("embed", "explain")] == ["1.0", "1.0"]
+    assert counted["vitkit_requests_in_progress"] == "1.0"  # the one that asks
+    assert (client.app.accepted, client.app.answered) == (7, 7)
+
+
+def test_answers_are_not_cached(client) -> None:
+    assert client.get("/v1/model").headers["cache-control"] == "no-store"
+    assert client.post("/v1/predict", files=files(photo())).headers["cache-control"] == "no-store"
 
 
 def test_page_and_its_headers(client) -> None:
@@ -289,6 +332,37 @@ def test_size_limits(client_with) -> None:
     assert client.post("/v1/predict", files=files(photo(size=(8, 8)))).status_code == 200
 
 
+def test_a_request_of_exactly_the_limit_is_accepted(client_with) -> None:
+    raw = base64.b64encode(photo(size=(8, 8))).decode()
+    limit = 4096
+    client = client_with(max_megabytes=limit / 2**20)
+    headers = {"content-type": "application/json"}
+    for size, status in ((limit, 200), (limit + 1, 413)):
+        body = f'{{"images": [{{"data": "{raw}"}}]}}'.ljust(size).encode()
+        streamed = (body[i : i + 1000] for i in range(0, size, 1000))  # without a Content-Length
+        assert client.post("/v1/predict", content=body, headers=headers).status_code == status
+        assert client.post("/v1/predict", content=streamed, headers=headers).status_code == status
+    assert (client.app.in_progress, client.app.held) == (0, 0)  # refused requests hold nothing either
+
+
+def test_as_many_images_as_the_limit_are_accepted(client_with) -> None:
+    client = client_with(max_files=2, max_queue=2)
+    data = {"data": base64.b64encode(photo()).decode()}
+    for count, status in ((2, 200), (3, 413)):
+        assert client.post("/v1/predict", files=files(*[photo()] * count)).status_code == status
+        assert client.post("/v1/predict", json={"images": [data] * count}).status_code == status
+
+
+def test_an_image_of_exactly_the_limit_is_accepted() -> None:
+    from vitkit.errors import TooLarge
+    from vitkit.serve.uploads import Upload, to_pixels
+
+    spec, settings = tiny().input_spec, Settings(max_megapixels=0.0016)
+    assert to_pixels(Upload("a.png", photo(size=(40, 40))), spec, settings).shape == (3, 32, 32)
+    with pytest.raises(TooLarge, match=r"41 x 40 pixels are more than the 0\.0016 megapixels"):
+        to_pixels(Upload("a.png", photo(size=(41, 40))), spec, settings)
+
+
 def test_a_long_thin_image_is_refused_before_it_grows() -> None:
     import dataclasses
 
@@ -314,11 +388,23 @@ def test_token(client_with) -> None:
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert client.post("/v1/predict", files=files(photo()), headers=headers).status_code == 401
         assert client.get("/metrics", headers=headers).status_code == 401
+        assert client.get("/openapi.json", headers=headers).status_code == 401
     right = {"Authorization": "Bearer correct-horse"}
     assert client.get("/v1/model", headers=right).status_code == 200
     assert client.post("/v1/predict", files=files(photo()), headers=right).status_code == 200
     for path in ("/", "/healthz", "/readyz"):
         assert client.get(path).status_code == 200
+
+
+def test_tokens_are_compared_in_constant_time(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    import secrets
+
+    compared = []
+    monkeypatch.setattr(secrets, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    client = client_with(token="correct-horse")
+    for given, status in (("correct-horsf", 401), ("correct-horse", 200), ("wrong", 401)):
+        assert client.get("/v1/model", headers={"Authorization": f"Bearer {given}"}).status_code == status
+    assert compared == [(given, b"correct-horse") for given in (b"correct-horsf", b"correct-horse", b"wrong")]
 
 
 HOSTS = ("localhost", "[::1]", "MyServer.local", "example.com:8000", "*.lab.example", "fe80::1")
@@ -400,6 +486,7 @@ def test_busy_and_starting(client_with, service) -> None:
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     client.app.in_progress = 0
+    assert client.post("/v1/predict", files=files(photo())).status_code == 200
     with client.app.service.logits.reserve(2):
         refused = client.post("/v1/predict", files=files(photo()))
         assert (refused.status_code, refused.json()["kind"]) == (503, "Busy")

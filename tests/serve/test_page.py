@@ -134,8 +134,8 @@ def test_drop_a_photo_read_the_answer_look_inside(page, app) -> None:
 
     for mode, words in {
         "patches": "16 patches of 8 × 8",
-        "rollout": "Most comes from",
-        "gradient": "Most comes from",
+        "rollout": "The largest contribution comes from",
+        "gradient": "The largest contribution comes from",
     }.items():
         page.locator(f"input[name=mode][value={mode}]").check()
         page.locator("#readout").filter(has_text=words).wait_for()
@@ -164,7 +164,7 @@ def test_the_patch_that_is_shown_is_the_one_that_was_computed(page, app) -> None
         A = model.attention(preprocess(decode(raw), model.input_spec)[None], layers=1, heads=1, query=query)[1][0, 0, 0]
     best, share = int(A[1:].argmax()), 100 * float(A[1:].max())
     page.locator("#readout").filter(
-        has_text=f"Looks most at the patch in row {best // 4 + 1}, column {best % 4 + 1} ({share:.1f} %)"
+        has_text=f"Looks most at the patch in row {best // 4 + 1}, column {best % 4 + 1} ({share:.1f}%)"
     ).wait_for()
 
 
@@ -211,13 +211,13 @@ def test_everything_has_a_name_for_a_screen_reader(page) -> None:
     assert levels.count("H1") == 1
 
 
-def test_bad_files_are_told_in_words(page) -> None:
+def test_bad_files_are_explained(page) -> None:
     page.evaluate(DROP, ["notes.png", list(b"not a picture at all")])
-    page.locator("#message").filter(has_text="This file could not be read as a picture.").wait_for()
+    page.locator("#message").filter(has_text="This file could not be read as an image.").wait_for()
     assert "notes.png" in page.locator("#message").inner_text()
     assert "doctor" not in page.locator("#message").inner_text()
     page.evaluate(DROP.replace("Uint8Array.from(bytes)", "new Uint8Array(1_200_000)"), ["huge.png", []])
-    page.locator("#message").filter(has_text="That is more than this server takes.").wait_for()
+    page.locator("#message").filter(has_text="That is more than this server accepts.").wait_for()
     page.locator("#tray button").last.click()
     answered(page)
     assert page.locator("#message").is_hidden()

@@ -30,6 +30,21 @@ def test_what_a_container_starts(file: str) -> None:
     assert re.search(r"^USER (?!root)", text, re.M)
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "examples/space/Dockerfile"])
+def test_a_container_has_the_cpu_build_of_torch(file: str) -> None:
+    """Its index comes before anything that needs torch, and is asked for torch alone: it lacks most other packages."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    installs = re.findall(r"^RUN pip install (.*)$", text, re.M)
+    index = "https://download.pytorch.org/whl/cpu"
+    given = re.search(r"^ARG TORCH_INDEX=(.*)$", text, re.M)
+    if given:
+        assert given[1] == index
+        installs[0] = installs[0].replace('${TORCH_INDEX:+--index-url "$TORCH_INDEX"}', f"--index-url {index}")
+    assert installs[0].split()[-3:] == ["--index-url", index, "torch"]
+    assert "--no-deps" in installs[0]
+    assert not any("index" in line for line in installs[1:])
+
+
 def test_an_installed_vitkit_has_the_page() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
         "package-data"

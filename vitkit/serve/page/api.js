@@ -1,19 +1,19 @@
-// The server's API, and what its errors mean to a person.
+// Calls to the server's API, and its errors in words for people.
 
 const HEADLINES = {
-  BadImage: "This file could not be read as a picture.",
-  TooLarge: "That is more than this server takes.",
+  BadImage: "This file could not be read as an image.",
+  TooLarge: "That is more than this server accepts.",
   TooSlow: "The upload took too long.",
-  Busy: "Many are asking at once.",
+  Busy: "The server is busy.",
   InputError: "This model cannot do that.",
   Unauthorised: "The token was not accepted.",
   ServerError: "Something went wrong on the server.",
-  Offline: "The server does not answer.",
+  Offline: "The server is not responding.",
 };
 const CURES = {
   BadImage: "Try a JPEG, PNG, WebP, GIF, BMP or TIFF file.",
-  ServerError: "Try again; if it stays so, tell whoever runs it.",
-  Offline: "Is it still running, and are you still connected?",
+  ServerError: "Try again. If it keeps happening, tell the person who runs the server.",
+  Offline: "Check that it is running and that you are connected.",
 };
 
 export class Problem extends Error {
@@ -21,7 +21,7 @@ export class Problem extends Error {
     super(sentence);
     this.kind = kind;
     this.headline = HEADLINES[kind] ?? "That did not work.";
-    // The cure that follows is for the command line; here is another one.
+    // The advice after the reason is for the command line; CURES has advice for this page.
     this.detail = [sentence.split(" Repair or remove it")[0], CURES[kind]].filter(Boolean).join(" ");
     this.retryAfter = retryAfter;
   }
@@ -65,11 +65,11 @@ export async function call(path, { file, signal, tries = 3, onWait } = {}) {
   throw new Problem(said.kind ?? "ServerError", said.error ?? "", wait);
 }
 
-// A .npy file of float32 as { shape, values }.
+// Parse a .npy file of float32 into { shape, values }.
 export function npy(buffer) {
   const length = new DataView(buffer).getUint16(8, true);
   const header = new TextDecoder().decode(new Uint8Array(buffer, 10, length));
-  if (!header.includes("'<f4'")) throw new Problem("ServerError", "The server sent numbers of another kind.");
+  if (!header.includes("'<f4'")) throw new Problem("ServerError", "The server sent values of an unexpected type.");
   const shape = header.match(/'shape': \(([^)]*)\)/)[1].split(",").filter((part) => part.trim()).map(Number);
   return { shape, values: new Float32Array(buffer.slice(10 + length)) };
 }

@@ -1,4 +1,4 @@
-// The page: a photo in, bars out, and the way inside.
+// The page: choose a photo, see the predictions, and look inside the model.
 
 import { call, onUnauthorised, Problem } from "./api.js";
 import { setUpCamera } from "./camera.js";
@@ -11,12 +11,12 @@ const element = (tag, properties = {}, ...children) => {
   return made;
 };
 
-let model = null;        // the card
+let model = null;        // the model card
 let look = null;
-let current = null;      // the file that is shown
+let current = null;      // the photo that is shown
 let job = new AbortController();
 
-const percent = (p) => (p >= 0.9995 ? "> 99.9 %" : p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
+const percent = (p) => (p >= 0.9995 ? "> 99.9%" : p < 0.0005 ? "< 0.1%" : `${(100 * p).toFixed(1)}%`);
 
 function say(text) { $("status").textContent = text; }
 
@@ -35,7 +35,7 @@ function showBars(top) {
     const fill = element("span", { className: "fill" });
     const track = element("span", { className: "track" }, fill);
     track.setAttribute("aria-hidden", "true");
-    const row = element("button", { type: "button", title: `Where does it see ${guess.class}?` },
+    const row = element("button", { type: "button", title: `Show where the model sees ${guess.class}` },
       element("span", { className: "name", textContent: guess.class }),
       element("span", { className: "share", textContent: percent(guess.p) }), track);
     row.addEventListener("click", () => look?.explainClass(guess.index));
@@ -60,19 +60,19 @@ async function ask(file, thumb) {
   say("Looking…");
   const start = performance.now();
   try {
-    const wait = (seconds) => say(`Many are asking at once; trying again in ${seconds} s…`);
+    const wait = (seconds) => say(`The server is busy; trying again in ${seconds} s…`);
     if (model.classes.length) {
       const found = (await (await call("v1/predict?top=5", { file, signal, onWait: wait })).json()).results[0];
       showBars(found.top);
       const [first] = found.top;
-      say(`${first.class}, ${percent(first.p)}. Answered in ${((performance.now() - start) / 1000).toFixed(2)} s.`);
-      if (Object.keys(model.explanations).length) {      // an exported file only predicts
+      say(`${first.class}, ${percent(first.p)}. Took ${((performance.now() - start) / 1000).toFixed(2)} s.`);
+      if (Object.keys(model.explanations).length) {      // an exported file can only predict
         $("inside").hidden = false;
         await look.show(file, found.top, signal);
       }
     } else {
       $("bars").replaceChildren();
-      say("This model names no classes, but you can look inside it.");
+      say("This model predicts no classes, but you can look inside it.");
       $("inside").hidden = false;
       await look.show(file, [], signal);
     }
@@ -108,7 +108,7 @@ function take(files) {
   const given = [...files].slice(0, 12);
   if (!given.length || !model) return;
   if (given.every((file) => file.type && !file.type.startsWith("image/"))) {
-    complain(new Problem("BadImage", `${given[0].name} is not a picture.`));
+    complain(new Problem("BadImage", `${given[0].name} is not an image.`));
     return;
   }
   const thumbs = given.reverse().map((file) => addToTray(URL.createObjectURL(file), file.name, async () => file, true));
@@ -140,9 +140,9 @@ function showCard() {
   const facts = {
     Weights: model.source, sha256: model.sha256, Model: `${name}, ${model.layers} layers, width ${model.width}`,
     Classes: `${model.classes.length}: ${model.classes.slice(0, 6).join(", ")}${model.classes.length > 6 ? ", …" : ""}`,
-    "Is fed": `${spec.size.join(" × ")} pixels, ${spec.resize}, ${spec.interpolation}; patches of ${model.patch_size}`,
+    Input: `${spec.size.join(" × ")} pixels, ${spec.resize}, ${spec.interpolation}; patches of ${model.patch_size}`,
     "Runs on": `${model.device}, ${model.dtype}, engine ${model.engine}, vitkit ${model.vitkit}`,
-    Takes: `up to ${model.limits.files} images, ${model.limits.megabytes} MB a request, ${model.limits.megapixels} megapixels an image`,
+    Limits: `${model.limits.files} images and ${model.limits.megabytes} MB per request, ${model.limits.megapixels} megapixels per image`,
   };
   $("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).flatMap(([term, value]) =>
     [element("dt", { textContent: term }), element("dd", { textContent: value })]));
@@ -162,7 +162,7 @@ function showCard() {
   }
 }
 
-function setUpDoors() {
+function setUpInputs() {
   $("pick").addEventListener("click", () => $("file").click());
   $("drop").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", (event) => {
@@ -195,7 +195,7 @@ function setUpDoors() {
   }));
 }
 
-setUpDoors();
+setUpInputs();
 try {
   model = await (await call("v1/model")).json();
   look = new Look(model, complain);

@@ -1,4 +1,4 @@
-// Taking a photo: the camera where the browser gives it, else the phone's own camera app.
+// Take a photo with the browser's camera, or with the phone's camera app where the browser has no access to one.
 
 const $ = (id) => document.getElementById(id);
 
@@ -27,7 +27,7 @@ export function setUpCamera(take) {
       $("shoot").disabled = false;
       $("shoot").focus();
     } catch {
-      message.textContent = "There is no camera, or this page may not use it. Choose a photo instead.";
+      message.textContent = "No camera was found, or this page may not use it. Choose a photo instead.";
     }
   });
   $("shoot").addEventListener("click", () => {

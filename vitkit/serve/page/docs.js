@@ -1,4 +1,4 @@
-// openapi.json as a page: no outside script is needed to read it.
+// Show openapi.json as a page, without scripts from other sites.
 
 const element = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -37,16 +37,16 @@ if (response.ok) {
       element("p", { textContent: route.description ?? "" }));
     if (route.requestBody) {
       article.append(element("p", { className: "quiet",
-        textContent: 'Images as multipart/form-data in the field "files", or as JSON {"images": [{"name": …, "data": base64}]}.' }));
+        textContent: 'Send images as multipart/form-data in the field "files", or as JSON {"images": [{"name": …, "data": base64}]}.' }));
     }
     if (route.parameters?.length) {
-      article.append(table(["choice", "values", "default"], route.parameters.map((p) =>
-        [p.name, values(resolve(p.schema)), p.required ? "must be given" : String(p.schema.default ?? "–")])));
+      article.append(table(["parameter", "values", "default"], route.parameters.map((p) =>
+        [p.name, values(resolve(p.schema)), p.required ? "required" : String(p.schema.default ?? "–")])));
     }
     article.append(element("pre", {}, element("code", { textContent: example(path, verb, route) })));
     article.append(table(["status", "meaning"], Object.entries(route.responses).map(([code, said]) => [code, said.description])));
     return article;
   })));
 } else {
-  place.textContent = response.status === 401 ? "This server asks for a token: give it on its page first." : "openapi.json cannot be read.";
+  place.textContent = response.status === 401 ? "This server requires a token: enter it on the home page first." : "openapi.json could not be loaded.";
 }

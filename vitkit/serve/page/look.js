@@ -1,18 +1,18 @@
-// "Look inside": the photo as patches, and what each token looks at. Every token's attention comes in one answer for
-// all layers and heads, so that the sliders move without asking again.
+// "Look inside": the photo as patches, and what each token looks at. One request gets a token's attention in all layers
+// and heads, so that the sliders need no further requests.
 
 import { call, numbers } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 const MODES = {
-  patches: "This is all the model is given: a row of patches, and where each of them was.",
-  attention: "Bright patches are looked at. Early heads look nearby or everywhere, late ones look at what matters.",
-  rollout: "All layers together: how much of each patch reaches the answer.",
-  gradient: "Only the looking that speaks for one class.",
+  patches: "This is all the model gets: a sequence of patches and the position of each.",
+  attention: "The brighter a patch, the more attention it gets. Early layers often look nearby or everywhere, late layers at the subject.",
+  rollout: "Attention accumulated over all layers: how much each patch contributes to the answer.",
+  gradient: "Only the attention that supports one class.",
 };
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-// Black, violet, orange, yellow: light means much, also for eyes that see few colours.
+// Black, violet, orange, yellow: brighter means more, also for colour-blind eyes.
 const RAMP = [[11, 7, 38], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
 function colour(v) {
   const at = Math.min(Math.max(v, 0), 0.9999) * (RAMP.length - 1), i = Math.floor(at), f = at - i;
@@ -26,7 +26,7 @@ export class Look {
     [this.rows, this.columns] = model.grid;
     this.L = model.layers;
     this.h = Math.max(...model.heads.map((heads) => Math.max(...heads))) + 1;
-    this.query = null;           // the token that looks; null is what the head of the model reads
+    this.query = null;           // the token whose attention is shown; null for the one that the classification head reads
     this.cursor = null;          // the patch under mouse or keyboard
     this.shown = new Float32Array(this.rows * this.columns).fill(1);
     this.canvas = $("canvas");
@@ -35,7 +35,7 @@ export class Look {
     this.layer.max = this.L - 1;
     this.layer.value = Math.floor(this.L / 2);
     this.head.max = this.h;
-    this.across = this.h < this.L / 2;      // few heads: a wide sheet with layers from left to right
+    this.across = this.h < this.L / 2;      // few heads: a wide sheet, with layers from left to right
     $("direction").textContent = this.across ? "layers from left to right" : "layers from top to bottom";
     $("class-mode").hidden = model.classes.length === 0;
     this.listen();
@@ -78,7 +78,7 @@ export class Look {
     this.update();
   }
 
-  // The numbers that a view needs; one request each, kept until the next photo.
+  // The values for a view: one request each, cached until the next photo.
   numbers(choices) {
     const key = JSON.stringify(choices), { cache } = this;
     if (!cache.has(key)) {
@@ -126,7 +126,7 @@ export class Look {
     }
   }
 
-  // One row of attention [T]: of a head, or the mean over the heads that are there.
+  // One row of attention [T]: of a head, or the mean over the heads that were not pruned.
   select({ shape: [, h, T], values }, layer = Number(this.layer.value), head = Number(this.head.value)) {
     const at = (k) => values.subarray((layer * h + k) * T, (layer * h + k + 1) * T);
     if (head) return at(head - 1);
@@ -137,7 +137,7 @@ export class Look {
 
   patches(row) { return row.subarray(this.model.prefix_tokens); }
 
-  // 0..1: attention from nothing, rollout (to which every patch adds a little) from its least.
+  // Scale to 0..1: attention from zero, rollout (where every patch has some) from its minimum.
   normalised(row) {
     const values = this.patches(row);
     let most = 0, least = this.mode === "attention" ? 0 : Infinity;
@@ -148,7 +148,7 @@ export class Look {
     return values.map((v) => (most > least && v === v ? (v - least) / (most - least) : 0));
   }
 
-  // Few patches often get most of the attention; brightness lifts the others, the numbers stay what they are.
+  // A few patches often get most of the attention; brightness makes the others visible without changing the values.
   seen(v) { return v ** (1.5 - 1.25 * Number($("bright").value) / 100); }
 
   place(patch) { return `the patch in row ${Math.floor(patch / this.columns) + 1}, column ${patch % this.columns + 1}`; }
@@ -188,25 +188,25 @@ export class Look {
   }
 
   speak() {
-    const share = (v) => `${(100 * v).toFixed(1)} %`;
+    const share = (v) => `${(100 * v).toFixed(1)}%`;
     const pieces = [];
     if (this.row && this.mode !== "patches") {
       const values = this.patches(this.row);
       if (values.some((v) => v !== v)) {
-        pieces.push("This head was pruned away.");
+        pieces.push("This head was pruned.");
       } else {
         let best = 0;
         values.forEach((v, i) => { if (v > values[best]) best = i; });
         if (this.mode === "attention") {
           const rest = this.row.subarray(0, this.model.prefix_tokens).reduce((sum, v) => sum + v, 0);
-          pieces.push(`Looks most at ${this.place(best)} (${share(values[best])})`
-            + (this.model.prefix_tokens ? `, and ${share(rest)} at the class token.` : "."));
+          const others = ["", "the class token"][this.model.prefix_tokens] ?? "the class and register tokens";
+          pieces.push(`Looks most at ${this.place(best)} (${share(values[best])})${others && `, and ${share(rest)} at ${others}`}.`);
         } else {
-          pieces.push(`Most comes from ${this.place(best)}.`);
+          pieces.push(`The largest contribution comes from ${this.place(best)}.`);
         }
         if (this.cursor !== null) {
           const v = values[this.cursor];
-          const said = this.mode === "gradient" ? `${(100 * v / (values[best] || 1)).toFixed(0)} % of the most` : share(v);
+          const said = this.mode === "gradient" ? `${(100 * v / (values[best] || 1)).toFixed(0)}% of the maximum` : share(v);
           pieces.push(`Under the pointer, ${this.place(this.cursor)}: ${said}.`);
         }
       }
@@ -223,7 +223,7 @@ export class Look {
     const from = this.shown, start = performance.now(), time = calm.matches ? 0 : 180;
     cancelAnimationFrame(this.frame);
     const step = (now) => {
-      const f = time ? Math.min(1, Math.max(0, (now - start) / time)) : 1;     // a frame may begin before it was asked for
+      const f = time ? Math.min(1, Math.max(0, (now - start) / time)) : 1;     // a frame's time may lie before `start`
       this.shown = target.map((v, i) => from[i] + f * (v - from[i]));
       this.draw();
       if (f < 1) this.frame = requestAnimationFrame(step);
@@ -231,7 +231,7 @@ export class Look {
     step(start);
   }
 
-  // Where a patch is drawn: sizes in CSS pixels; `gap` is the space between two.
+  // The layout of the patches in CSS pixels; `gap` is the space between two of them.
   layout() {
     const width = this.canvas.parentElement.clientWidth, [H, W] = this.model.input_spec.size;
     const apart = this.mode === "patches" ? Number($("gap").value) / 100 : 0;
@@ -290,7 +290,7 @@ export class Look {
     if (this.cursor !== null) frame(this.cursor, "#fff", 1.5);
   }
 
-  // All layers and heads, small: one pixel a patch, scaled up by the browser.
+  // Thumbnails of all layers and heads: one pixel per patch, scaled up by the browser.
   drawHeads() {
     const sheet = $("heads");
     if (!this.full || this.mode !== "attention") return;
