@@ -33,13 +33,13 @@ def test_precision() -> None:
         assert torch.is_autocast_enabled("cpu")
     with Runtime("cpu").autocast():
         assert (x @ x).dtype == torch.float32
-    with pytest.raises(ConfigError, match="fp16 is for accelerators"):
+    with pytest.raises(ConfigError, match="fp16 runs on accelerators only"):
         Runtime("cpu", "fp16")
     with pytest.raises(UnknownName, match="fp23"):
         Runtime("cpu", "fp23")
 
 
-@pytest.mark.parametrize(("device", "words"), [("cuda", "no device 'cuda' here"), ("toaster", "such as auto, cpu")])
+@pytest.mark.parametrize(("device", "words"), [("cuda", "has no device 'cuda'"), ("toaster", "such as auto, cpu")])
 def test_devices_that_are_not_there(device: str, words: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
@@ -80,7 +80,7 @@ def test_two_processes() -> None:
     assert forked(work, ranks=2) == [0, 0]
 
 
-def test_importing_the_engine_imports_neither_torch_nor_accelerate() -> None:
+def test_importing_the_runtime_imports_neither_torch_nor_accelerate() -> None:
     code = "import sys, vitkit.runtime; print('torch' in sys.modules, 'accelerate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
         "False",

@@ -1,4 +1,4 @@
-"""What this CPU names and cannot run: asked once, before anything computes in 8 or 16 bits."""
+"""CPU instructions that this machine advertises but cannot run; checked once, before computing in 8 or 16 bits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 log = logging.getLogger("vitkit")
 
-ISA = "ONEDNN_MAX_CPU_ISA"  # oneDNN's own switch; torch, OpenVINO and ONNX Runtime compute with that library
+ISA = "ONEDNN_MAX_CPU_ISA"  # read by oneDNN, which torch, OpenVINO and ONNX Runtime compute with
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
 
 
 def check_type(device: str, dtype: object) -> None:
-    """`check_instructions`, where the CPU is to compute in 16 bits.
+    """Call `check_instructions` if the CPU is about to compute in 16 bits.
 
     Args:
-        device: the kind of the device: cpu, cuda, ...
-        dtype: torch's type of floating point, or its name; None for full precision.
+        device: the device type: cpu, cuda, ...
+        dtype: a torch floating-point type or its name; None for full precision.
     """
     if device == "cpu" and str(dtype).removeprefix("torch.") in ("bfloat16", "float16"):
         check_instructions()
@@ -28,22 +28,20 @@ def check_type(device: str, dtype: object) -> None:
 
 @functools.cache
 def check_instructions() -> None:
-    """Keep oneDNN from matrix instructions (AMX) that this machine names but cannot run.
+    """Stop oneDNN from using matrix instructions (AMX) that this machine advertises but cannot run.
 
-    Some virtual machines do so, and 8-bit or bf16 products then end the process. A child process tries it out; where it
-    dies, oneDNN's own switch is set for this process. The switch set by the user is left as it is.
+    On some virtual machines, 8-bit and bf16 matrix products kill the process for this reason. A child process tries one
+    product; if it dies, ONEDNN_MAX_CPU_ISA is set for this process, unless the user has already set it.
     """
     if ISA in os.environ or not has_amx():
         return
     if subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode < 0:
         os.environ[ISA] = "AVX512_CORE_FP16"
-        log.warning(
-            "This machine names AMX instructions but cannot run them; they are not used (%s=%s).", ISA, os.environ[ISA]
-        )
+        log.warning("This machine advertises AMX but cannot run it, so it is disabled (%s=%s).", ISA, os.environ[ISA])
 
 
 def has_amx() -> bool:
-    """Whether the CPU says that it has AMX (Linux)."""
+    """Whether the CPU advertises AMX (on Linux; False elsewhere)."""
     try:
         return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,14 +1,16 @@
-"""Processes, devices, precision: the one door to accelerate and torch.distributed.
+"""Processes, devices, precision and requests to stop: the only module that uses accelerate and torch.distributed.
 
-One process needs nothing but torch. Several (`torchrun`, `accelerate launch`) are joined by accelerate: gloo on the
-CPU, NCCL on CUDA. MPS is written and untested: no such machine was at hand.
+A single process needs only torch. Several processes (`torchrun`, `accelerate launch`) communicate through accelerate:
+gloo on the CPU, NCCL on CUDA. MPS is implemented but untested, for want of a machine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitkit.cpu_features import check_type
@@ -25,14 +27,15 @@ TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}  # -> accelerate
 
 
 class Runtime:
-    """Where the work runs, with how many processes, and in which precision.
+    """The device, the precision and the processes that a job uses.
 
     Args:
-        device: `auto` (CUDA, else MPS, else CPU), or torch's name of one.
-        precision: a row of PRECISIONS; bf16 and fp16 are mixed: weights, their update and the loss stay fp32.
+        device: `auto` (CUDA if available, then MPS, then CPU), or a torch device name.
+        precision: a key of PRECISIONS. bf16 and fp16 are mixed precision: the weights, their updates and the loss
+            stay in fp32.
 
     Raises:
-        ConfigError: no such device or precision here.
+        ConfigError: the device or the precision is not available on this machine.
     """
 
     def __init__(self, device: str = "auto", precision: str = "fp32") -> None:
@@ -51,52 +54,52 @@ class Runtime:
         else:
             self.device = torch.device(kind)
         if precision == "fp16" and self.device.type == "cpu":
-            raise ConfigError("fp16 is for accelerators; on the CPU use --precision bf16 or fp32.")
+            raise ConfigError("fp16 runs on accelerators only; use --precision bf16 or fp32 on the CPU.")
         check_type(self.device.type, PRECISIONS[precision])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes files and talks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Computes in the runtime's precision inside."""
+        """A context that computes in the runtime's precision."""
         import torch
 
         name = PRECISIONS[self.precision]
         return nullcontext() if name is None else torch.autocast(self.device.type, dtype=getattr(torch, name))
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model on its device; with several processes, wrapped so that gradients are averaged over them.
+        """Move a model to the device; with several processes, also wrap it so that they average their gradients.
 
         Args:
-            model: the same weights in every process.
+            model: the model, with the same weights in every process.
         """
         model = model.to(self.device)
         return model if self._accelerator is None else self._accelerator.prepare_model(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model that `prepare` was given, compiled or not."""
+        """Return the model that was passed to `prepare`, compiled or not."""
         model = getattr(model, "_orig_mod", model)
         model = getattr(model, "module", model) if self._accelerator is not None else model
         return getattr(model, "_orig_mod", model)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Gradients stay in this process inside: for all micro-batches of a step but the last."""
+        """A context that keeps gradients in this process: for every micro-batch of a step except the last."""
         return nullcontext() if self._accelerator is None else self._accelerator.no_sync(model)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss, scaled when the precision is fp16."""
+        """Compute the gradients of a loss, which fp16 scales first."""
         self.scaler.scale(loss).backward()
 
     def clip(self, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], limit: float | None) -> Tensor:
-        """Scale gradients down to a global norm of at most `limit`; returns the norm they had.
+        """Scale gradients down to a global norm of at most `limit`; return the norm before scaling.
 
         Args:
-            optimizer: whose gradients they are.
-            parameters: all that are trained.
-            limit: None only measures.
+            optimizer: the optimizer of these parameters.
+            parameters: all trained parameters.
+            limit: the largest norm allowed; None measures the norm and changes nothing.
         """
         import torch
 
@@ -107,19 +110,19 @@ class Runtime:
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights; with fp16, leave the step out when a gradient overflowed."""
+        """Update the weights; fp16 skips the update if a gradient overflowed."""
         self.scaler.step(optimizer)
         self.scaler.update()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum of a tensor over all processes, known to all."""
+        """Sum a tensor over all processes; every process gets the result."""
         return values if self._accelerator is None else self._accelerator.reduce(values, "sum")
 
     def gather(self, value: T) -> list[T]:
-        """What each process has, in the order of their ranks, known to all.
+        """Collect one value from each process, in rank order; every process gets the list.
 
         Args:
-            value: any Python value; arrays may differ in length from process to process.
+            value: any Python value; arrays may have a different length in each process.
         """
         if self._accelerator is None:
             return [value]
@@ -130,10 +133,10 @@ class Runtime:
         return found
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Do something once, and give its result to all; a mistake of the user's is raised in all of them.
+        """Call a function in the main process only; every process gets its result, or raises its VitkitError.
 
         Args:
-            work: called in the main process.
+            work: the function.
         """
         if self._accelerator is None:
             return work()
@@ -149,12 +152,12 @@ class Runtime:
         return result
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Wait until all processes have reached this point."""
         if self._accelerator is not None:
             self._accelerator.wait_for_everyone()
 
     def close(self) -> None:
-        """Leave the group of processes."""
+        """Leave the process group."""
         if self._accelerator is not None:
             import torch.distributed as dist
 
@@ -163,13 +166,40 @@ class Runtime:
                 dist.destroy_process_group()
 
 
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Collect the numbers of the SIGINT (Ctrl-C) and SIGTERM signals that arrive inside this context.
+
+    Only the first signal is collected: a second one has its usual effect. In other threads than the main one, where
+    Python cannot handle signals, the list stays empty.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
+        restore()
+
+    previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        restore()
+
+
 def tracker(name: str, project: str, folder: str, run: str) -> Any:
-    """A tracker of accelerate's: has `store_init_configuration(values)`, `log(values, step=)` and `finish()`.
+    """Return one of accelerate's trackers: `store_init_configuration(values)`, `log(values, step=)`, `finish()`.
 
     Args:
-        name: a row of TRACKERS.
-        project: what runs are filed under.
-        folder: where offline files go.
+        name: a key of TRACKERS.
+        project: the project that the run is filed under.
+        folder: the folder for offline files.
         run: the run's name.
     """
     kind = pick(TRACKERS, name, "tracker")
@@ -178,7 +208,7 @@ def tracker(name: str, project: str, folder: str, run: str) -> Any:
         from accelerate import PartialState, tracking  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingDependency(f"--tracker {name} needs {error.name or name}: pip install 'vitkit[track]'") from error
-    PartialState()  # the trackers ask it which process they are in
+    PartialState()  # the trackers read the process index from it
     if name == "wandb":
         found = getattr(tracking, kind)(project, name=run, dir=folder)
     else:
@@ -199,7 +229,7 @@ def _kind(device: str) -> str:
         raise ConfigError(f"Expected a device such as auto, cpu, cuda or mps; got {device!r}.") from error
     here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not here.get(kind):
-        raise ConfigError(f"There is no device {device!r} here; use --device auto (now: {_kind('auto')}).")
+        raise ConfigError(f"This machine has no device {device!r}; use --device auto (here: {_kind('auto')}).")
     return device
 
 
@@ -207,5 +237,5 @@ def _accelerator(cpu: bool) -> Any:
     try:
         from accelerate import Accelerator
     except ImportError as error:
-        raise MissingDependency("Several processes need accelerate: pip install accelerate") from error
-    return Accelerator(cpu=cpu, mixed_precision="no")  # precision is ours: the same code for one process and many
+        raise MissingDependency("Training with several processes needs accelerate: pip install accelerate") from error
+    return Accelerator(cpu=cpu, mixed_precision="no")  # `autocast` sets it, with one process or many

@@ -41,7 +41,7 @@ def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(json.loads(vitkit(monkeypatch, capsys, "runs", str(tmp_path), "--json")[1])) == 3
     code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"))
     assert code == 0
-    assert "equal to the bit" in out
+    assert "bit-identical" in out
     code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"))
     assert code == 1
     assert "recipe.lr" in out
@@ -80,7 +80,7 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert final.info["data"]["train"] == 1797  # everything
     assert final.info["data"]["val"] == 0
     assert "best: 0.005" in out
-    with pytest.raises(OutputError, match="there already"):
+    with pytest.raises(OutputError, match="is not empty"):
         sweep("digits", tmp_path / "s", recipe="digits")
     again = sweep("digits", tmp_path / "s", recipe="digits", resume=True, say=lambda text: None)
     assert again["lrs"] == found["lrs"]
@@ -110,7 +110,7 @@ def test_demo_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.chdir(tmp_path)
     code, out, err = vitkit(monkeypatch, capsys, "demo", "--epochs", "1")
     assert code == 0, err
-    assert "of 179 digits that it had never seen" in out
+    assert "of the 179 held-out digits are recognised" in out
     found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
     assert found["images"] == 179
     assert (tmp_path / "runs" / "demo" / "last.safetensors").is_file()

@@ -25,7 +25,6 @@ from vitkit.jobs.dry_run import dry_run
 from vitkit.jobs.splits import train_and_val
 from vitkit.jobs.train import prepare
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.schedule import lr_at
 
 
 def photos(folder: Path, **classes: int) -> Path:
@@ -46,26 +45,35 @@ TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
         (["digits", *TINY], "Give --out"),
         (["--out", "r", *TINY], "Give the data"),
         (["nowhere", "--out", "r", *TINY], "no data at 'nowhere'"),
-        (["digits", "--out", "r", *TINY, "--epochs", "60", "--warmup", "5000"], "more than a third of the 3,034 steps"),
-        (["digits", "--out", "r", *TINY, "--micro-batch", "7"], "--micro-batch 7 does not divide the 32 images"),
-        (["digits", "--out", "r", *TINY, "--accumulate", "5"], "--accumulate 5 does not divide"),
-        (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "not both"),
-        (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "epochs or steps"),
+        (
+            ["digits", "--out", "r", *TINY, "--epochs", "60", "--warmup", "5000"],
+            "got 5,000 of 3,034 steps. Use --warmup 337 ",
+        ),
+        (
+            ["digits", "--out", "r", *TINY, "--micro-batch", "7"],
+            "divide the 32 images of each process; got 7. Use 4.",
+        ),
+        (
+            ["digits", "--out", "r", *TINY, "--accumulate", "5"],
+            "divide the 32 images of each process; got 5. Use 4.",
+        ),
+        (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "got both"),
+        (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "either epochs or steps; got both"),
         (["digits", "--out", "r", *TINY, "--lr", "nan"], "lr must be a finite number"),
         (["digits", "--out", "r", *TINY, "--optimizer", "sgd"], "decoupled"),
         (["digits", "--out", "r", *TINY, "--model", "vit-x/16"], "Unknown variant"),
-        (["digits", "--out", "r", *TINY, "--model", "vit-ti/16", "--from", "x.pth"], "not both"),
+        (["digits", "--out", "r", *TINY, "--model", "vit-ti/16", "--from", "x.pth"], "got both"),
         (["digits", "--out", "r", *TINY, "--from", "nothing.pth"], "nothing.pth"),
         (["digits", "--out", "r", *TINY, "--image-size", "9"], "multiple of"),
-        (["digits", "--out", "r", *TINY, "--freeze", "blokcs.*"], "fits no parameter"),
-        (["digits", "--out", "r", *TINY, "--precision", "fp16"], "fp16 is for accelerators"),
+        (["digits", "--out", "r", *TINY, "--freeze", "blokcs.*"], "matches none"),
+        (["digits", "--out", "r", *TINY, "--precision", "fp16"], "fp16 runs on accelerators only"),
         (["digits", "--out", "r", *TINY, "--precision", "int3"], "Unknown precision"),
         (["digits", "--out", "r", *TINY, "--seed", "-1"], "seed must be"),
         (["digits", "--out", "r", *TINY, "--val", "1"], "something to train on"),
         (["digits", "--out", "r", *TINY, "--bad-images", "eat"], "bad_images must be one of"),
         (["digits", "--out", "r", "--recipe", "digits", "--tracker", "abacus"], "Unknown tracker"),
         (["digits", "--out", "/dev/null/r", *TINY, "--steps", "1", "--warmup", "0"], "/dev/null/r"),
-        (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "--model"),
+        (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "needs a model: give --model"),
     ],
 )
 def test_mistakes(
@@ -81,7 +89,7 @@ def test_mistakes(
 
 def test_no_space_left_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(2**16))
-    with pytest.raises(OutputError, match=r"needs about .* MiB .* 0 MiB are free"):
+    with pytest.raises(OutputError, match=r"needs about .* MiB .* only 0 MiB are free"):
         run(tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
@@ -160,7 +168,7 @@ def test_small_data_is_warned_of(tmp_path: Path) -> None:
     data = photos(tmp_path / "p", a=30, b=30)
     how = {"settings": SETTINGS, "changes": {"steps": 2, "warmup": 0, "batch_size": 4}}
     (note,) = prepare(data, tmp_path / "r", model="vit-ti/16", recipe="pretrain-imagenet", **how).notes
-    assert "58 images are few" in note
+    assert "58 images are too few" in note
     assert "probe" in note
     assert "--from" in note
     assert prepare(data, tmp_path / "r", model="vit-ti/16", recipe="small-data", **how).notes == ()
@@ -226,7 +234,7 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     plan = dry_run(ready)
     assert plan["steps"] == 100
     assert plan["batch"] == {"images": 16, "processes": 1, "each": 16, "micro": 4, "accumulated": 4}
-    assert plan["lr"] == {step: lr_at(recipe, step, 100) for step in (0, 10, 50, 99, 100)}
+    assert plan["lr"] == {step: recipe.lr_at(step, 100) for step in (0, 10, 50, 99, 100)}
     count = sum(p.numel() for p in ready.model.parameters())
     assert plan["parameters"] == plan["trained"] == count
     memory = plan["memory"]

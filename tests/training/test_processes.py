@@ -66,7 +66,7 @@ def test_an_error_reaches_every_process(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         from vitkit.errors import ConfigError, OutputError
 
-        with pytest.raises(ConfigError, match="15 cannot be shared equally by 2 processes; use --batch-size 14"):
+        with pytest.raises(ConfigError, match=r"divisible by the 2 processes; got 15\. Use --batch-size 14"):
             run(tmp_path / "r", tiny(batch_size=15))
         with pytest.raises(OutputError):
             run(Path("/dev/null/r"), tiny(steps=1, warmup=0))

@@ -1,4 +1,4 @@
-"""`vitkit demo`: the main job on embedded data."""
+"""`vitkit demo`: train on data that comes with vitkit's dependencies."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ import typer
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; runs/demo, or runs/demo-2, ...")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides everything random.")] = 0,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the data; the recipe's own.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the run (default: runs/demo, or else runs/demo-2, ...).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed (default: 0).")] = 0,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", help="Passes over the training data (default: the recipe's).")
+    ] = None,
 ) -> None:
-    """Train a small Vision Transformer on real handwritten digits, in a minute or two, and measure it."""
+    """Train a small Vision Transformer on handwritten digits in a minute or two, and measure it."""
     from vitkit.cli.watch import Watch
 
     place = out if out is not None else free_place(Path("runs/demo"))
-    print("A Vision Transformer learns 1,797 real digits from nothing; a tenth is left out and shown at the end.")
+    print("Training a Vision Transformer from scratch on 1,797 handwritten digits; a tenth is held out for testing.")
     from vitkit.jobs.demo import demo as job
 
     with Watch() as watch:
         found = job(place, seed=seed, epochs=epochs, watch=watch)
     if found["stopped"]:
-        print(f"stopped; all of it is saved. Go on with: vitkit train --out {place} --resume")
+        print(f"stopped; everything is saved. Resume with: vitkit train --out {place} --resume")
         raise typer.Exit(130)
     from vitkit.jobs.report import try_report
 
     print(
-        f"\n{found['right']} of {found['images']} digits that it had never seen are right: {found['accuracy']:.2%}, "
+        f"\n{found['right']} of the {found['images']} held-out digits are recognised ({found['accuracy']:.2%}) "
         f"after {found['seconds']:.0f} s of training.\nwrote {place}\n{try_report(place)}\nnext:\n"
         f"  vitkit eval {place} digits\n"
         f"  vitkit train PHOTOS --from timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k --out runs/mine\n"
@@ -37,7 +41,7 @@ def demo(
 
 
 def free_place(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that is not there."""
+    """Return the path, or the first of path-2, path-3, ... that does not exist."""
     number, place = 2, path
     while place.exists():
         place, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -1,4 +1,4 @@
-"""`vitkit recipes`: what there is, with sources."""
+"""`vitkit recipes`: list the recipes, or show one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show every number of one recipe.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to show in full (default: list all).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the recipes: the paper's Tables 3 and 4, its authors' later ones, and ours."""
+    """List the recipes: the paper's Tables 3 and 4, later publications, and our own."""
     from vitkit.cli.text import print_table
     from vitkit.errors import pick
     from vitkit.training.recipes import RECIPES

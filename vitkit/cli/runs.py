@@ -1,4 +1,4 @@
-"""`vitkit runs` and `vitkit diff`: runs beside each other."""
+"""`vitkit runs` and `vitkit diff`: list and compare runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Searched for runs, to any depth.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder to search recursively.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page that compares them.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page that compares the runs.")] = None,
 ) -> None:
-    """List the runs under a folder, with what they reached."""
+    """List the runs in a folder, with their results."""
     from vitkit.cli.text import print_table
     from vitkit.jobs.listing import list_runs
 
@@ -42,7 +42,7 @@ def runs(
         ],
     )
     if not found:
-        print(f"no runs in {folder}")
+        print(f"There are no runs in {folder}.")
     elif html is not None:
         from vitkit.jobs.report import compare
 
@@ -50,11 +50,11 @@ def runs(
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="A run's folder.")],
-    second: Annotated[Path, typer.Argument(help="Another run's folder.")],
+    first: Annotated[Path, typer.Argument(help="A run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another run folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two runs: settings, metrics, weights. Exit code 1 when they differ in what came out."""
+    """Compare the settings, metrics and weights of two runs. The exit code is 1 if their results differ."""
     from vitkit.cli.text import print_table
     from vitkit.jobs.listing import diff as compare
 
@@ -66,18 +66,18 @@ def diff(
             print_table(["setting", str(first), str(second)], [(k, *v) for k, v in found.settings.items()])
         print_table(["result", str(first), str(second)], [(k, *map(number, v)) for k, v in found.numbers.items()])
         if found.metrics is None:
-            print(f"metrics: equal, {found.lines[0]:,} lines, times apart")
+            print(f"metrics: {found.lines[0]:,} lines, equal except for times")
         else:
-            print(f"metrics: {found.lines[0]:,} and {found.lines[1]:,} lines; the first that differs:")
+            print(f"metrics: {found.lines[0]:,} and {found.lines[1]:,} lines; the first difference:")
             for line in found.metrics:
                 print(f"  {json.dumps(line)}")
         for which, distance in found.weights.items():
             print(
                 f"{which} weights: "
                 + (
-                    "other shapes"
+                    "shapes differ"
                     if distance is None
-                    else "equal to the bit"
+                    else "bit-identical"
                     if distance == 0
                     else f"differ by up to {distance:.3g}"
                 )
@@ -87,10 +87,10 @@ def diff(
 
 
 def number(value: Any) -> str:
-    """A number, or a dash for none."""
+    """Format a number; a dash stands for None."""
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def share(value: float | None) -> str:
-    """A share in percent, or a dash for none."""
+    """Format a share as a percentage; a dash stands for None."""
     return "-" if value is None else f"{value:.2%}"

@@ -4,145 +4,144 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-RECIPE, MACHINE = "Changes of the recipe", "The machine"
+of_recipe = partial(typer.Option, rich_help_panel="Changes to the recipe (default: the recipe's own value)")
+of_machine = partial(typer.Option, rich_help_panel="The machine")
 
 
 def train(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of images (train/CLASS/*.jpg), a .csv, or a name such as digits; a resumed run has its own."
+            help="A folder of images (train/CLASS/*.jpg), a .csv, or a name such as digits (default with --resume: the "
+            "run's own data)."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; must not be there yet.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the run, which must not exist yet (required).")
+    ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="See `vitkit recipes`; default: finetune with --from, else small-data."),
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A variant (see `vitkit models`), from scratch.")] = None,
-    weights: Annotated[str | None, typer.Option("--from", help="Pre-trained weights: a file, a run, a hub id.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run at --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
-    image_size: Annotated[str | None, typer.Option("--image-size", help="Pixels: 384, or 384x512.")] = None,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
-    seed: Annotated[int | None, typer.Option("--seed", help="Decides everything random; 0.")] = None,
-    val: Annotated[
-        float | None,
-        typer.Option("--val", help="Share of train held out where there is no val folder; 0 trains on all."),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option("--epochs", rich_help_panel=RECIPE, help="Passes over the data.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", rich_help_panel=RECIPE, help="Updates.")] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", rich_help_panel=RECIPE, help="Images of an update, over all processes."),
-    ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", rich_help_panel=RECIPE, help="Highest learning rate.")] = None,
-    lr_rule: Annotated[
-        str | None,
         typer.Option(
-            "--lr-rule", rich_help_panel=RECIPE, help="What another --batch-size does to lr: fixed, linear, sqrt."
+            "--recipe", help="A recipe (see `vitkit recipes`; default: finetune with --from, otherwise small-data)."
         ),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Variant to train from scratch (see `vitkit models`).")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run at --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, without training.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the --dry-run as JSON.")] = False,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            "--image-size", help="Image size in pixels: 384, or 384x512 (default: the recipe's or the model's)."
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write report.html at the end (default: yes).")
+    ] = True,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: 0).")] = None,
+    val: Annotated[
+        float | None,
+        typer.Option(
+            "--val", help="Share of train to hold out if there is no val folder; 0 for none (default: the recipe's)."
+        ),
+    ] = None,
+    epochs: Annotated[float | None, of_recipe("--epochs", help="Passes over the training data.")] = None,
+    steps: Annotated[int | None, of_recipe("--steps", help="Number of updates, instead of --epochs.")] = None,
+    batch_size: Annotated[int | None, of_recipe("--batch-size", help="Images per update, over all processes.")] = None,
+    lr: Annotated[float | None, of_recipe("--lr", help="Base learning rate.")] = None,
+    lr_rule: Annotated[
+        str | None, of_recipe("--lr-rule", help="How lr follows another --batch-size: fixed, linear or sqrt.")
+    ] = None,
     warmup: Annotated[
-        float | None, typer.Option("--warmup", rich_help_panel=RECIPE, help="Steps; below 1, share of the run.")
+        float | None, of_recipe("--warmup", help="Warm-up steps; a value below 1 is a share of the run.")
     ] = None,
     weight_decay: Annotated[
-        float | None,
-        typer.Option("--weight-decay", rich_help_panel=RECIPE, help="Of kernels, decoupled, relative to lr."),
+        float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", rich_help_panel=RECIPE, help="adamw or sgd.")] = None,
+    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw or sgd.")] = None,
     decay: Annotated[
-        str | None, typer.Option("--decay", rich_help_panel=RECIPE, help="linear, cosine or constant.")
+        str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
     ] = None,
-    clip: Annotated[
-        float | None, typer.Option("--clip", rich_help_panel=RECIPE, help="Largest norm of the gradient.")
-    ] = None,
+    clip: Annotated[float | None, of_recipe("--clip", help="Largest global norm of the gradient.")] = None,
     ema: Annotated[
-        float | None,
-        typer.Option("--ema", rich_help_panel=RECIPE, help="Decay of the weights' running average, such as 0.9999."),
+        float | None, of_recipe("--ema", help="Decay of the running average of the weights, such as 0.9999.")
     ] = None,
     layer_decay: Annotated[
-        float | None, typer.Option("--layer-decay", rich_help_panel=RECIPE, help="lr of a layer against the one above.")
+        float | None, of_recipe("--layer-decay", help="lr of each layer relative to the layer above.")
     ] = None,
-    loss: Annotated[str | None, typer.Option("--loss", rich_help_panel=RECIPE, help="softmax or sigmoid.")] = None,
+    loss: Annotated[str | None, of_recipe("--loss", help="Loss: softmax or sigmoid.")] = None,
     label_smoothing: Annotated[
-        float | None,
-        typer.Option("--label-smoothing", rich_help_panel=RECIPE, help="Share of each target spread over all classes."),
+        float | None, of_recipe("--label-smoothing", help="Share of each target spread over all classes.")
     ] = None,
-    dropout: Annotated[float | None, typer.Option("--dropout", rich_help_panel=RECIPE, help="Of dense layers.")] = None,
+    dropout: Annotated[float | None, of_recipe("--dropout", help="Dropout rate of dense layers.")] = None,
     drop_path: Annotated[
-        float | None, typer.Option("--drop-path", rich_help_panel=RECIPE, help="Stochastic depth of the last block.")
+        float | None, of_recipe("--drop-path", help="Stochastic-depth rate of the last block.")
     ] = None,
     freeze: Annotated[
         list[str] | None,
-        typer.Option(
-            "--freeze", rich_help_panel=RECIPE, help="Parameters not to train, by name: 'blocks.0.*'. Repeatable."
-        ),
+        of_recipe("--freeze", help="Parameters to freeze: a name or a pattern such as 'blocks.0.*'. Repeatable."),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option("--precision", rich_help_panel=MACHINE, help="fp32, bf16, fp16 or fp8 (mixed; fp8 on CUDA)."),
+        of_machine("--precision", help="fp32, or mixed precision: bf16, fp16 or, on CUDA, fp8 (default: fp32)."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", rich_help_panel=MACHINE, help="auto, cpu, cuda, mps.")
+        str | None, of_machine("--device", help="Device: auto, cpu, cuda or mps (default: auto).")
     ] = None,
     micro_batch: Annotated[
         int | None,
-        typer.Option("--micro-batch", rich_help_panel=MACHINE, help="Images at once; the rest is accumulated."),
-    ] = None,
-    accumulate: Annotated[
-        int | None,
-        typer.Option(
-            "--accumulate", rich_help_panel=MACHINE, help="Micro-batches of an update, instead of --micro-batch."
+        of_machine(
+            "--micro-batch",
+            help="Images per forward pass; gradients are accumulated over the batch (default: all at once).",
         ),
     ] = None,
+    accumulate: Annotated[
+        int | None, of_machine("--accumulate", help="Micro-batches per update, instead of --micro-batch.")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", rich_help_panel=MACHINE, help="Processes that decode images; one a core.")
+        int | None, of_machine("--workers", help="Worker processes for decoding (default: one per core).")
     ] = None,
     bad_images: Annotated[
-        str | None, typer.Option("--bad-images", rich_help_panel=MACHINE, help="fail, or skip what cannot be read.")
+        str | None, of_machine("--bad-images", help="What to do about unreadable images: fail or skip (default: fail).")
     ] = None,
-    compile_: Annotated[bool, typer.Option("--compile", rich_help_panel=MACHINE, help="Use torch.compile.")] = False,
+    compile_: Annotated[bool, of_machine("--compile", help="Use torch.compile.")] = False,
     deterministic: Annotated[
-        bool,
-        typer.Option("--deterministic", rich_help_panel=MACHINE, help="CUDA: only kernels that repeat to the bit."),
+        bool, of_machine("--deterministic", help="Use only bit-reproducible CUDA kernels, which are slower.")
     ] = False,
     checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", rich_help_panel=MACHINE, help="Less memory, more time.")
+        bool, of_machine("--checkpointing", help="Recompute activations in the backward pass: less memory, more time.")
     ] = False,
-    log_every: Annotated[
-        int | None, typer.Option("--log-every", rich_help_panel=MACHINE, help="Steps between lines of metrics; 10.")
-    ] = None,
+    log_every: Annotated[int | None, of_machine("--log-every", help="Log metrics every N steps (default: 10).")] = None,
     evaluate_every: Annotated[
-        int | None,
-        typer.Option("--evaluate-every", rich_help_panel=MACHINE, help="Steps between validations; an epoch."),
+        int | None, of_machine("--evaluate-every", help="Validate every N steps (default: every epoch).")
     ] = None,
     save_every: Annotated[
-        int | None, typer.Option("--save-every", rich_help_panel=MACHINE, help="Steps between saves; at validations.")
+        int | None, of_machine("--save-every", help="Save every N steps (default: at every validation).")
     ] = None,
     tracker: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tracker", rich_help_panel=MACHINE, help="tensorboard (default), wandb, mlflow, none. Repeatable."
-        ),
+        of_machine("--tracker", help="Tracker: tensorboard, wandb, mlflow or none. Repeatable (default: tensorboard)."),
     ] = None,
 ) -> None:
-    """Train a Vision Transformer; a run that was cut goes on with --resume, to the same bits."""
+    """Train a Vision Transformer. A run that is resumed is bit-identical to an uninterrupted one."""
     from vitkit.cli.options import parse_size
     from vitkit.errors import ConfigError
 
     if out is None:
-        raise ConfigError("Where shall the run go? Give --out, such as --out runs/first.")
+        raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
     if micro_batch is not None and accumulate is not None:
-        raise ConfigError("Give --micro-batch or --accumulate, not both.")
+        raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
     changes = {
         "epochs": epochs,
         "steps": steps,
@@ -205,7 +204,7 @@ def train(
 
 
 def carry_out(ready: Any, report: bool = True) -> None:
-    """Train what was prepared, and show it; Ctrl-C saves, says how to go on, and ends with exit code 130."""
+    """Carry out a prepared run and show its progress. Ctrl-C saves it, says how to resume, and exits with code 130."""
     from vitkit.cli.watch import Watch
     from vitkit.jobs.train import start
 
@@ -222,15 +221,15 @@ def carry_out(ready: Any, report: bool = True) -> None:
     if outcome.stopped:
         if main:
             print(
-                f"stopped at step {outcome.step:,} of {outcome.total:,}; all of it is saved. Go on with: "
+                f"stopped at step {outcome.step:,} of {outcome.total:,}; everything is saved. Resume with: "
                 f"vitkit train --out {run.path} --resume"
             )
         raise typer.Exit(130)
     if main:
         best = f", best on validation {outcome.best:.2%}" if outcome.best is not None else ""
         print(
-            f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. The run is {run.path}; it stands "
-            f"wherever weights are taken:\n  vitkit eval {run.path} {ready.info['data']['spec']}"
+            f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. You can pass the run folder, {run.path}, "
+            f"anywhere weights are expected:\n  vitkit eval {run.path} {ready.info['data']['spec']}"
         )
     if main and report:
         from vitkit.jobs.report import try_report
@@ -239,7 +238,7 @@ def carry_out(ready: Any, report: bool = True) -> None:
 
 
 def summary(info: dict[str, Any]) -> str:
-    """One line that says what is trained on what, and how."""
+    """Return one line about a run: the model, the data, the steps and the device."""
     data = info["data"]
     return (
         f"{info['recipe_name']}: {info['model'] or info['weights'] or 'its own model'}, "
@@ -251,16 +250,16 @@ def summary(info: dict[str, Any]) -> str:
 
 
 def show_plan(plan: dict[str, Any]) -> None:
-    """Print what a run would do."""
+    """Print the result of a dry run."""
     from vitkit.cli.text import print_table
 
     data, batch, memory = plan["data"], plan["batch"], plan["memory"]
     print_table(
-        ["would be", "value"],
+        ["dry run", ""],
         [
             (
                 "data",
-                f"{data['spec']}: {data['train']:,} to train on, {data['val']:,} to validate, "
+                f"{data['spec']}: {data['train']:,} training images, {data['val']:,} validation images, "
                 f"{len(data['classes'])} classes",
             ),
             ("recipe", plan["recipe"]),
@@ -271,11 +270,11 @@ def show_plan(plan: dict[str, Any]) -> None:
                 f"{batch['images']} = {batch['processes']} processes x {batch['accumulated']} micro-batches x "
                 f"{batch['micro']}",
             ),
-            ("optimiser", f"{plan['optimizer']}, warm-up {plan['warmup']:,} steps"),
+            ("optimizer", f"{plan['optimizer']}, warm-up {plan['warmup']:,} steps"),
             ("learning rate", ", ".join(f"{lr:.3g} at {step:,}" for step, lr in plan["lr"].items())),
             ("device", f"{plan['device']}, {plan['precision']}"),
             ("memory", ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in memory.items() if size)),
-            ("time", f"{plan['seconds_per_step']:.2f} s a step, {plan['hours']:.2f} h in all (from one micro-batch)"),
+            ("time", f"{plan['seconds_per_step']:.2f} s per step, {plan['hours']:.2f} h in all (from one micro-batch)"),
         ],
     )
     for note in plan["notes"]:

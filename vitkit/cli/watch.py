@@ -1,4 +1,4 @@
-"""A run as it is watched: one bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Watch:
-    """Prints what a training tells of itself; a context manager.
+    """Prints the events of a run; a context manager.
 
     Args:
-        quiet_seconds: off a terminal, seconds between two lines of training (validations are always printed).
+        quiet_seconds: seconds between lines of training metrics where there is no terminal (default: 10). Validations
+            are always printed.
     """
 
     def __init__(self, quiet_seconds: float = 10.0) -> None:
@@ -40,20 +41,20 @@ class Watch:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, flush=True)
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Take one event of a run."""
+        """Show one event."""
         getattr(self, f"_{event['event']}", lambda event: None)(event)
 
     def _start(self, event: dict[str, Any]) -> None:
         self._first, self.total, self._began = event["step"], event["total"], time.monotonic()
         if event["step"]:
-            self.say(f"going on from step {event['step']:,}")
+            self.say(f"resuming from step {event['step']:,}")
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)

@@ -1,4 +1,4 @@
-"""`vitkit demo`: the real thing, small: a Vision Transformer learns scikit-learn's digits from nothing."""
+"""`vitkit demo`: train a small Vision Transformer from scratch on scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitkit.training.loop import Watch
 
 
 def demo(out: Path, *, seed: int = 0, epochs: float | None = None, watch: Watch | None = None) -> dict[str, Any]:
-    """Train on nine tenths of the digits, then look once at the tenth that was left out.
+    """Train on nine tenths of the digits, then measure the last weights on the held-out tenth.
 
-    The last weights are measured, not the best on that tenth: no weights were chosen by it.
+    The last weights, not the best on that tenth: otherwise it would have chosen the weights that it measures.
 
     Args:
-        out: the run's folder.
-        seed: of the run.
-        epochs: passes over the data; the recipe's when not given.
-        watch: is told what happens.
+        out: the run folder.
+        seed: random seed (default: 0).
+        epochs: passes over the data (default: the recipe's).
+        watch: called with every event.
 
     Returns:
         {"stopped", "seconds", "right", "images", "accuracy", "run"}.

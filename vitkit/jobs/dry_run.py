@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: steps, learning rates, parameters, memory, data. One micro-batch at most."""
+"""What a run would do: steps, learning rates, parameters, memory, data. Only one micro-batch is computed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from torch import Tensor
 from vitkit.data.loader import TrainLoader
 from vitkit.jobs.train import Prepared
 from vitkit.training.loss import LOSSES
-from vitkit.training.schedule import lr_at
 
 
 def dry_run(ready: Prepared) -> dict[str, Any]:
     """Describe a prepared run, and measure one micro-batch of it.
 
     Args:
-        ready: what `prepare` returned.
+        ready: the result of `prepare`.
 
     Returns:
-        What `vitkit train --dry-run` prints, by name.
+        The values that `vitkit train --dry-run` prints.
     """
     recipe, split, total = ready.recipe, ready.split, ready.recipe.total(len(ready.train))
     seconds, activations = _measure(ready)
@@ -29,7 +28,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
     trained = ready.info["trained"] * 4
     moments = trained * (2 if recipe.optimizer == "adamw" else 1)
     points = {
-        step: lr_at(recipe, step, total)
+        step: recipe.lr_at(step, total)
         for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})
     }
     return {
@@ -67,7 +66,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
 
 
 def _measure(ready: Prepared) -> tuple[float, int]:
-    """Seconds of one micro-batch, forward and backward, and the bytes that it keeps for the way back."""
+    """Return the seconds of one micro-batch, forward and backward, and the bytes it keeps for the backward pass."""
     model, recipe, runtime, split = ready.model, ready.recipe, ready.runtime, ready.split
     loader = TrainLoader(
         ready.train,

@@ -1,4 +1,4 @@
-"""Runs beside each other: a list of what a folder holds, and what differs between two. Only weights need torch."""
+"""List the runs in a folder, and compare two of them. Only comparing weights imports torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Row:
     """One run of a list.
 
     Args:
-        path: its folder.
+        path: the run folder.
         kind: `train` or `probe`.
-        recipe: its recipe's name.
-        model: what was trained.
-        step: updates that are saved.
-        total: updates of the whole run; None where there are none.
-        loss: of the last line of training metrics.
-        top1: accuracy of the last validation of the last weights.
-        best: highest accuracy on the validation part.
-        created: when it was started.
-        seconds: of training, validation apart.
+        recipe: name of the recipe.
+        model: the variant, or the weights that training started from.
+        step: updates saved.
+        total: updates of the whole run; None for a probe.
+        loss: training loss in the last line of metrics.
+        top1: validation accuracy of the last weights.
+        best: highest validation accuracy.
+        created: when the run was started.
+        seconds: duration of training, without validation.
     """
 
     path: Path
@@ -44,23 +44,23 @@ class Row:
 
 
 def list_runs(folder: str | Path) -> list[Row]:
-    """Every run under a folder, oldest first.
+    """Return every run under a folder, oldest first.
 
     Args:
-        folder: searched to any depth.
+        folder: searched recursively.
 
     Raises:
         UnreadableFile: there is no such folder.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise UnreadableFile(f"Expected a folder of runs; there is none at {folder}.")
+        raise UnreadableFile(f"Expected a folder of runs; {folder} does not exist.")
     found = []
     for file in sorted(folder.rglob("run.json")):
         try:
             found.append(_row(RunFolder.open(file.parent)))
         except UnreadableFile:
-            continue  # a run.json of something else
+            continue  # not a run.json of ours
     return sorted(found, key=lambda row: (row.created, str(row.path)))
 
 
@@ -86,14 +86,14 @@ def _row(run: RunFolder) -> Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two runs.
+    """The differences between two runs; every pair is (first run, second run).
 
     Args:
-        settings: name -> (of the first, of the second), of everything in run.json that differs.
-        metrics: the first line that differs, times apart: (of the first, of the second); None where they are equal.
-        lines: lines of metrics of each.
-        numbers: name -> (of the first, of the second): last loss, last and best accuracy.
-        weights: checkpoint -> largest difference of any weight; 0 when equal to the bit, None when shapes differ.
+        settings: name -> pair, for everything in run.json that differs.
+        metrics: the first pair of lines that differ in more than times; None if there is no such pair.
+        lines: numbers of lines of metrics.
+        numbers: name -> pair, for the last step, the last loss, and the last and the best accuracy.
+        weights: checkpoint -> largest difference of any weight; 0 if bit-identical, None if the shapes differ.
     """
 
     settings: dict[str, tuple[Any, Any]]
@@ -104,16 +104,16 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether both came to the same result, to the bit."""
+        """Whether both runs gave bit-identical results."""
         return self.metrics is None and all(value == 0 for value in self.weights.values())
 
 
 def diff(a: str | Path, b: str | Path) -> Difference:
-    """Compare two runs: what was asked, what was measured, what came out.
+    """Compare the settings, the metrics and the weights of two runs.
 
     Args:
-        a: a run's folder.
-        b: another's.
+        a: a run folder.
+        b: another run folder.
     """
     one, two = RunFolder.open(a), RunFolder.open(b)
     old, new = _settings(one.info), _settings(two.info)
@@ -139,7 +139,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
 
 
 def timeless(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of metrics without what has to do with time."""
+    """Return the lines of metrics without everything that depends on time."""
     return [{name: value for name, value in row.items() if name != "time"} for row in run.metrics()]
 
 
@@ -155,6 +155,6 @@ def _distance(a: Path, b: Path) -> float | None:
 
 
 def _settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat settings of a run. `same` repeats what stands elsewhere, except the data's fingerprint."""
+    """Return the settings of a run, flattened. Of `same`, only the data's fingerprint is not found elsewhere."""
     flat = flatten({name: value for name, value in info.items() if name != "same"})
     return flat | {"data.fingerprint": info["same"].get("data")} if "same" in info else flat

@@ -1,4 +1,4 @@
-"""The learning rate, chosen as for Table 4: a run for each on a held-out part of train, then one on everything."""
+"""Choose the learning rate as Table 4 does: one run per rate with a part of train held out, then one on everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.train import train
-from vitkit.training.loop import Outcome, Watch
+from vitkit.training.loop import Watch
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 
@@ -27,40 +27,40 @@ def sweep(
     say: Callable[[str], None] = print,
     **how: Any,
 ) -> dict[str, Any]:
-    """Train with each learning rate, choose the best on the held-out part, train on everything with it.
+    """Train with each learning rate, choose the best on the held-out part, and train on everything with it.
 
     Args:
-        data: what `vitkit.data.open_splits` takes.
-        out: folder of the runs: `lr-0.01`, ..., `final`, and sweep.json.
-        recipe: a row of RECIPES.
-        lrs: what is tried; the recipe's lr_choices when not given.
-        changes: fields of Recipe that the user sets; `val` is the held-out share.
-        final: whether the last run, on everything, is made.
-        resume: whether to go on with what is there.
-        watch: is told what happens in each run.
-        say: is told what is done next.
-        how: everything else that `prepare` takes.
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: folder for the runs (`lr-0.01`, ..., `final`) and sweep.json.
+        recipe: a key of RECIPES.
+        lrs: learning rates to try (default: the recipe's lr_choices).
+        changes: fields of Recipe to change; `val` is the share that is held out.
+        final: whether to train on everything at the end (default: True).
+        resume: whether to resume the sweep at `out`.
+        watch: called with the events of every run.
+        say: called with a line of text before every run.
+        how: the other arguments of `prepare`.
 
     Returns:
-        What sweep.json holds: {"lrs": {lr: accuracy on the held-out part}, "lr": the best, "final": its folder}.
+        The contents of sweep.json: {"lrs": {lr: accuracy on the held-out part}, "lr": the best, "final": its folder}.
 
     Raises:
-        ConfigError: nothing to choose from, or nothing held out.
-        OutputError: there is something at `out` already.
+        ConfigError: there are no learning rates to try, or nothing is held out.
+        OutputError: `out` already holds something.
     """
     row, out = pick(RECIPES, recipe, "recipe"), Path(out).expanduser()
     changes = {name: value for name, value in (changes or {}).items() if value is not None}
     tried = sorted(set(lrs or row.lr_choices))
     if not tried:
         raise ConfigError(
-            f"The recipe {recipe!r} has no learning rates to choose from; give some, such as --lrs 0.001,0.01."
+            f"The recipe {recipe!r} has no learning rates to choose from; give them, such as --lrs 0.001,0.01."
         )
     if changes.pop("lr", None) is not None:
-        raise ConfigError("A sweep chooses the learning rate itself; give --lrs instead of --lr.")
+        raise ConfigError("A sweep chooses the learning rate; use --lrs instead of --lr.")
     if changes.get("val", row.val) == 0:
-        raise ConfigError("A sweep chooses on a held-out part of train; --val must be over 0.")
+        raise ConfigError("A sweep compares learning rates on a held-out part of train; --val must be above 0.")
     if out.exists() and any(out.iterdir()) and not resume:
-        raise OutputError(f"{out} is there already; choose another --out, or go on with it by --resume.")
+        raise OutputError(f"--out must be a new folder; {out} is not empty. Choose another, or add --resume.")
     scores: dict[float, float] = {}
     for lr in tried:
         say(f"lr {lr:g}")
@@ -78,29 +78,18 @@ def sweep(
         "final": None,
     }
     if final:
-        say(f"final run on everything, lr {best:g}")
-        outcome = _final(data, out, recipe, {**changes, "lr": best, "val": 0.0}, resume, watch, how)
+        say(f"final run on all of train, lr {best:g}")
+        changes |= {"lr": best, "val": 0.0}
+        _, outcome = train(data, out / "final", recipe=recipe, changes=changes, resume=resume, watch=watch, **how)
         found["final"] = str(out / "final")
         found["stopped"] = outcome.stopped
     from vitkit.checkpoints.atomic import staging
 
-    with staging(out) as beside:
-        (beside / "sweep.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with staging(out) as private:
+        (private / "sweep.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
 
 
-def _final(
-    data: str | Path,
-    out: Path,
-    recipe: str,
-    changes: Mapping[str, Any],
-    resume: bool,
-    watch: Watch | None,
-    how: Mapping[str, Any],
-) -> Outcome:
-    return train(data, out / "final", recipe=recipe, changes=changes, resume=resume, watch=watch, **how)[1]
-
-
 def last_top1(run: RunFolder) -> float:
-    """Accuracy of a run's last weights on its validation part."""
+    """Return the accuracy of a run's last weights on its validation part."""
     return next(row["top1"] for row in reversed(run.metrics()) if row["event"] == "val" and row["weights"] == "last")

@@ -1,4 +1,4 @@
-"""Data, a recipe and a model -> a run folder. Everything that cannot work is refused before anything is written."""
+"""Data, a recipe and a model -> a run folder. Requests that cannot work are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
 
-FEW_IMAGES = 10_000  # below which training from scratch is warned of
-# What must be the same when a run goes on. Processes, micro-batches, workers and devices may change.
-DECIDES = ("seed", "precision")
+FEW_IMAGES = 10_000  # fewer than these are too few to train from scratch
+# Fields of a recipe that do not affect the result, so a resumed run may differ in them.
+DESCRIPTIVE = ("source", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start.
+    """A run that is ready to start.
 
     Args:
-        model: with its initial weights.
-        train: images that are trained on.
-        val: images that are validated on.
-        recipe: with the user's changes.
-        settings: of the machine.
-        runtime: processes and device.
-        info: what run.json will hold.
-        notes: what the user should know, a sentence each.
-        out: the run's folder.
-        resume: whether to go on with what is there.
+        model: the model with its initial weights.
+        train: the training part.
+        val: the validation part, if any.
+        recipe: the recipe with the user's changes.
+        settings: the machine, logging and saving.
+        runtime: device, precision and processes.
+        info: the contents of run.json.
+        notes: sentences that the user should read.
+        out: the run folder.
+        resume: whether to resume the run at `out`.
     """
 
     model: ViT
@@ -63,7 +63,7 @@ class Prepared:
 
     @property
     def split(self) -> BatchSplit:
-        """How a step's images are shared out."""
+        """How the images of a step are divided between processes and micro-batches."""
         return BatchSplit.of(self.recipe, self.settings, self.runtime)
 
 
@@ -80,61 +80,40 @@ def prepare(
     changes: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """Check a run and make everything that it needs; nothing is written yet.
+    """Check a request and build everything that the run needs, without writing anything.
+
+    A resumed run remembers `data`, `recipe`, `model`, `weights` and `settings`.
 
     Args:
-        data: what `vitkit.data.open_splits` takes; when a run goes on, its own when not given. So are the next four.
-        out: the run's folder.
-        recipe: a row of RECIPES, or a Recipe; `finetune` with weights and `small-data` without, when not given.
-        model: a variant; the recipe's own when not given.
-        weights: what `vitkit.load` takes.
-        image_size: pixels.
-        resume: whether to go on with what is there.
-        accumulate: micro-batches of a step in each process, instead of `micro_batch` in settings.
-        changes: fields of Recipe that the user sets; None leaves them.
-        settings: fields of Settings that the user sets; None leaves them.
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: the run folder.
+        recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
+        model: a variant (default: the recipe's own model).
+        weights: anything that `vitkit.load` accepts.
+        image_size: in pixels (default: the recipe's, or else the model's own).
+        resume: whether to resume the run at `out`, if there is one.
+        accumulate: micro-batches per step and process; an alternative to `micro_batch` in settings.
+        changes: fields of Recipe to change; values of None are ignored.
+        settings: fields of Settings to set; values of None are ignored.
 
     Raises:
-        VitkitError: something cannot work; one sentence says what to do.
+        VitkitError: the request cannot work.
     """
     out = Path(out).expanduser()
-    stored: dict[str, Any] = {}
-    if resume and (out / "run.json").is_file():
-        stored = dict(RunFolder.open(out).info)
-        if stored.get("kind") != "train":
-            raise ConfigError(f"{out} holds a {stored.get('kind')}, not a training; choose another --out.")
-        if stored["same"].get("random numbers") != RANDOM_NUMBERS:
-            raise ConfigError(
-                f"{out} was started by a version of vitkit that draws other random numbers, so it cannot be resumed "
-                f"to the same result; start a new run with another --out."
-            )
-    else:
-        RunFolder.check_place(out)
+    stored = _stored_info(out, resume)
     data = data if data is not None else stored.get("data", {}).get("spec")
     if data is None:
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
     model, weights = model or stored.get("model"), str(weights) if weights else stored.get("weights")
-    if model is not None and weights is not None:
-        raise ConfigError("Give --model for a new model or --from for pre-trained weights, not both.")
-    name, how = _recipe(recipe, weights, stored)
+    name, how = _choose_recipe(recipe, weights, stored)
     how = how.change(**(changes or {}))
-    given = {key: value for key, value in (settings or {}).items() if value is not None}
-    chosen = Settings(**{**stored.get("settings", {}), **given})
-    runtime = Runtime(chosen.device, PRECISIONS[chosen.precision])
-    if accumulate is not None:
-        chosen = _accumulated(chosen, how, runtime, accumulate)
-    BatchSplit.of(how, chosen, runtime)
-    if model is not None:
-        variant(model)
-    elif weights is None and how.config is None:
-        raise ConfigError("What shall be trained? Give --model (see `vitkit models`) or --from with weights.")
+    _check_model(model, weights, how)
+    chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
     train, val, notes = train_and_val(data, how.val, chosen.seed)
-    how.warmup_steps(how.total(len(train)))
-    if how.mix and how.batch_size < 2:
-        raise ConfigError("MixUp and CutMix need at least 2 images in a batch; use a larger --batch-size.")
+    how.warmup_steps(how.total(len(train)))  # refuses one that is too long
 
     if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
-        config = ViTConfig.from_dict(stored["same"]["config"])  # the state brings the weights
+        config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state
         built = ViT(config, InputSpec.from_dict(stored["input_spec"]))
     elif weights is not None:
         built = pretrained(weights, how, train.class_names, image_size)
@@ -142,71 +121,42 @@ def prepare(
         built = new_model(model, how, train.class_names, chosen.seed, image_size)
     if chosen.precision == "fp8":
         refuse_fp8(built.config, runtime.device)
-    trained = freeze(built, how.freeze)
-    notes += _notes(name, how, model, weights, built, len(train), data)
-    info = {
-        "kind": "train",
-        "recipe_name": name,
-        "recipe": how.to_dict(),
-        "settings": chosen.to_dict(),
-        "model": model,
-        "weights": weights,
-        "input_spec": built.input_spec.to_dict(),
-        "processes": runtime.ranks,
-        "device": str(runtime.device),
-        "torch_threads": torch.get_num_threads(),
-        "steps": how.total(len(train)),
-        "parameters": sum(p.numel() for p in built.parameters()),
-        "trained": trained,
-        "data": {
-            "spec": str(data),
-            "train": len(train),
-            "val": len(val) if val else 0,
-            "classes": list(train.class_names),
-            "counts": train.counts(),
-        },
-        "same": {
-            "config": built.config.to_dict(),
-            "recipe": _decisive(how),
-            "random numbers": RANDOM_NUMBERS,
-            **{k: getattr(chosen, k) for k in DECIDES},
-            "classes": list(train.class_names),
-            "data": train.fingerprint(),
-            "validation data": val.fingerprint() if val else None,
-            "weights": weights,
-        },
-    }
+    freeze(built, how.freeze)
+
+    ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
+    info = _describe(ready, name, model, weights, data)
     if stored:
         RunFolder.open(out).check(info)
     _check_space(out, built, how)
-    return Prepared(built, train, val, how, chosen, runtime, info, tuple(notes), out, resume)
+    notes += _notes(name, how, model, weights, len(train), data)
+    return dataclasses.replace(ready, info=info, notes=tuple(notes))
 
 
 def train(
     data: str | Path | None, out: str | Path, *, watch: Watch | None = None, **how: Any
 ) -> tuple[RunFolder, Outcome]:
-    """Train, and leave a run folder.
+    """Train a model; return its run folder and how the run ended.
 
     Args:
-        data: what `vitkit.data.open_splits` takes.
-        out: the run's folder.
-        watch: is told what happens.
-        how: everything else that `prepare` takes.
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: the run folder.
+        watch: called with every event.
+        how: the other arguments of `prepare`.
     """
     return start(prepare(data, out, **how), watch)
 
 
 def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outcome]:
-    """Train what was prepared.
+    """Start, or resume, a prepared run.
 
     Args:
-        ready: what `prepare` returned.
-        watch: is told what happens, in the main process.
+        ready: the result of `prepare`.
+        watch: called with every event, in the main process.
     """
     runtime = ready.runtime
-    runtime.wait()  # until all have looked at the place: the next line fills it
+    runtime.wait()  # until every process has checked that `out` is free: the next line creates it
     run = runtime.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
-    alone = runtime.ranks == 1 and ready.split.count == 1  # a graph's gradients can be neither shared nor added up
+    alone = runtime.ranks == 1 and ready.split.count == 1  # CUDA graphs cannot share or accumulate gradients
     loop = Loop(
         ready.model,
         ready.train,
@@ -220,18 +170,34 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":
-        torch.set_num_threads(1)  # the cores are the workers': threads that wait for small work take them away
+        torch.set_num_threads(1)  # leave the cores to the decoding workers
     try:
         at = loop.resume()
         outcome = loop()
     finally:
         torch.set_num_threads(threads)
     if outcome.step == at and runtime.main and watch is not None:
-        watch({"event": "note", "text": f"{run.path} is finished: all {loop.total:,} steps are done."})
+        watch({"event": "note", "text": f"{run.path} is already finished: all {loop.total:,} steps are done."})
     return run, outcome
 
 
-def _recipe(recipe: str | Recipe | None, weights: str | None, stored: Mapping[str, Any]) -> tuple[str, Recipe]:
+def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
+    """Return the run.json of the run to resume; empty for a new run, whose folder must be free."""
+    if not (resume and (out / "run.json").is_file()):
+        RunFolder.check_place(out)
+        return {}
+    stored = RunFolder.open(out).info
+    if stored.get("kind") != "train":
+        raise ConfigError(f"--resume expects a training run; {out} holds a {stored.get('kind')}. Choose another --out.")
+    if stored["same"].get("random numbers") != RANDOM_NUMBERS:
+        raise ConfigError(
+            f"{out} was started by a version of vitkit that draws other random numbers, so it cannot be resumed "
+            f"to the same result; start a new run with another --out."
+        )
+    return stored
+
+
+def _choose_recipe(recipe: str | Recipe | None, weights: str | None, stored: Mapping[str, Any]) -> tuple[str, Recipe]:
     if isinstance(recipe, Recipe):
         return "custom", recipe
     if stored and recipe in (None, stored["recipe_name"]):
@@ -240,34 +206,89 @@ def _recipe(recipe: str | Recipe | None, weights: str | None, stored: Mapping[st
     return name, pick(RECIPES, name, "recipe")
 
 
-def _accumulated(settings: Settings, recipe: Recipe, runtime: Runtime, accumulate: int) -> Settings:
-    process = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime).process
-    if accumulate < 1 or process % accumulate:
-        raise ConfigError(
-            f"--accumulate {accumulate} does not divide the {process} images of each process; use "
-            f"{max(d for d in range(1, process + 1) if process % d == 0 and d <= max(accumulate, 1))}."
-        )
-    return dataclasses.replace(settings, micro_batch=process // accumulate)
+def _check_model(model: str | None, weights: str | None, recipe: Recipe) -> None:
+    """Refuse a request that names two models to train, none, or one that does not exist."""
+    if model is not None and weights is not None:
+        raise ConfigError("Expected either --model (a new model) or --from (pre-trained weights); got both.")
+    if model is not None:
+        variant(model)
+    elif weights is None and recipe.config is None:
+        raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
 
 
-def _decisive(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe decides the result."""
-    left_out = ("source", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
-    return {name: value for name, value in recipe.to_dict().items() if name not in left_out}
+def _choose_settings(
+    given: Mapping[str, Any], accumulate: int | None, stored: Mapping[str, Any], recipe: Recipe
+) -> tuple[Settings, Runtime]:
+    """Return the settings and the runtime of a run whose batch can be divided as asked."""
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = Settings(**{**stored.get("settings", {}), **given})
+    runtime = Runtime(settings.device, PRECISIONS[settings.precision])
+    if accumulate is not None:
+        process = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime).process
+        if accumulate < 1 or process % accumulate:
+            fits = max(d for d in range(1, process + 1) if process % d == 0 and d <= max(accumulate, 1))
+            raise ConfigError(
+                f"--accumulate must divide the {process} images of each process; got {accumulate}. Use {fits}."
+            )
+        settings = dataclasses.replace(settings, micro_batch=process // accumulate)
+    BatchSplit.of(recipe, settings, runtime)
+    if recipe.mix and recipe.batch_size < 2:
+        raise ConfigError("MixUp and CutMix need a batch of at least 2 images; got 1. Use a larger --batch-size.")
+    return settings, runtime
+
+
+def _describe(ready: Prepared, name: str, model: str | None, weights: str | None, data: str | Path) -> dict[str, Any]:
+    """Return the contents of run.json."""
+    recipe, settings, built, train, val = ready.recipe, ready.settings, ready.model, ready.train, ready.val
+    return {
+        "kind": "train",
+        "recipe_name": name,
+        "recipe": recipe.to_dict(),
+        "settings": settings.to_dict(),
+        "model": model,
+        "weights": weights,
+        "input_spec": built.input_spec.to_dict(),
+        "processes": ready.runtime.ranks,
+        "device": str(ready.runtime.device),
+        "torch_threads": torch.get_num_threads(),
+        "steps": recipe.total(len(train)),
+        "parameters": sum(p.numel() for p in built.parameters()),
+        "trained": sum(p.numel() for p in built.parameters() if p.requires_grad),
+        "data": {
+            "spec": str(data),
+            "train": len(train),
+            "val": len(val) if val else 0,
+            "classes": list(train.class_names),
+            "counts": train.counts(),
+        },
+        # A resumed run must agree in these. Processes, micro-batches, workers and devices may change.
+        "same": {
+            "config": built.config.to_dict(),
+            "recipe": {key: value for key, value in recipe.to_dict().items() if key not in DESCRIPTIVE},
+            "random numbers": RANDOM_NUMBERS,
+            "seed": settings.seed,
+            "precision": settings.precision,
+            "classes": list(train.class_names),
+            "data": train.fingerprint(),
+            "validation data": val.fingerprint() if val else None,
+            "weights": weights,
+        },
+    }
 
 
 def _notes(
-    name: str, recipe: Recipe, model: str | None, weights: str | None, built: ViT, images: int, data: str | Path
+    name: str, recipe: Recipe, model: str | None, weights: str | None, images: int, data: str | Path
 ) -> list[str]:
+    """Return sentences about a request that can work, but may not do what the user expects."""
     notes = []
     if weights is None and not recipe.small_data and images < FEW_IMAGES:
         notes.append(
-            f"{images:,} images are few to train a Vision Transformer on from scratch: expect little. Learn "
-            f"on frozen features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); if it "
-            f"must be from scratch, --recipe small-data is made for few images."
+            f"{images:,} images are too few to train a Vision Transformer well from scratch. Train a probe on frozen "
+            f"features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); to train from scratch "
+            f"anyway, use --recipe small-data."
         )
     if weights is None and "finetune" in name:
-        notes.append(f"The recipe {name!r} is made for pre-trained weights, and none are given (--from).")
+        notes.append(f"The recipe {name!r} is meant for pre-trained weights; give them with --from.")
     if (
         model is not None
         and recipe.models
@@ -276,12 +297,12 @@ def _notes(
             for m in recipe.models
         )
     ):
-        notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}; {model} is another model.")
+        notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}, not for {model}.")
     return notes
 
 
 def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
-    """Refuse a disk that cannot hold the run: an old and a new state, and the checkpoints."""
+    """Refuse to start if the disk cannot hold two states (the old and the new) and the checkpoints."""
     weights = sum(p.numel() * 4 for p in model.parameters())
     state = weights * (1 + (2 if recipe.optimizer == "adamw" else 1) + (recipe.ema is not None))
     needed = 2 * state + 4 * weights
@@ -289,6 +310,6 @@ def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OutputError(
-            f"This run needs about {needed / 2**20:,.0f} MiB on the disk of {out}; "
-            f"{free / 2**20:,.0f} MiB are free. Free some space, or choose another --out."
+            f"This run needs about {needed / 2**20:,.0f} MiB of disk space at {out}; only {free / 2**20:,.0f} MiB are "
+            f"free. Free some space, or choose another --out."
         )

@@ -1,4 +1,4 @@
-"""RECIPE -> WEIGHTS: recipes, schedule, optimiser, loss, averaging, the loop, its state, and the run folder.
+"""RECIPE -> WEIGHTS: recipes, optimizer, loss, the training loop, its state, and the run folder.
 
-What does not belong here: how an image is read or varied (data), how a number is measured (evaluation), printing (cli).
+Not here: reading and augmenting images (data), measuring (evaluation), printing (cli).
 """

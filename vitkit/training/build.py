@@ -19,14 +19,14 @@ from vitkit.training.recipe import Recipe
 def new_model(
     name: str | None, recipe: Recipe, classes: Sequence[str], seed: int, image_size: int | tuple[int, int] | None = None
 ) -> ViT:
-    """A model with random weights, a function of the seed.
+    """Create a model with random weights, which depend only on the seed.
 
     Args:
         name: a variant; None for the recipe's own model.
-        recipe: says size, dropout and the head.
-        classes: names of the outputs.
-        seed: of the weights.
-        image_size: pixels; the recipe's, else the model's own, when not given.
+        recipe: sets the image size, the dropout and the head.
+        classes: the class names, one per output.
+        seed: random seed of the weights.
+        image_size: in pixels (default: the recipe's, or else the model's own).
     """
     size = image_size or recipe.image_size
     changes: dict[str, Any] = {
@@ -38,7 +38,7 @@ def new_model(
     if name is not None:
         config = variant(name, pre_logits=recipe.pre_logits, **changes)
     else:
-        assert recipe.config is not None  # `prepare` has asked
+        assert recipe.config is not None  # `prepare` has checked it
         config = dataclasses.replace(recipe.config, **changes)
     torch.manual_seed(seed)
     model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
@@ -49,13 +49,13 @@ def new_model(
 def pretrained(
     source: str | Path, recipe: Recipe, classes: Sequence[str], image_size: int | tuple[int, int] | None = None
 ) -> ViT:
-    """A pre-trained model; its head is kept where its classes are these, else replaced by zeros (section 3.1).
+    """Load a pre-trained model. A head for exactly these classes is kept; any other is replaced by zeros (section 3.1).
 
     Args:
-        source: what `vitkit.load` takes.
-        recipe: says size and dropout.
-        classes: names of the outputs.
-        image_size: pixels; the recipe's, else the weights' own, when not given.
+        source: anything that `vitkit.load` accepts.
+        recipe: sets the image size and the dropout.
+        classes: the class names, one per output.
+        image_size: in pixels (default: the recipe's, or else that of the weights).
     """
     model = load(
         source,
@@ -64,7 +64,7 @@ def pretrained(
         drop_path_rate=recipe.drop_path,
         dtype="float32",
     )
-    with torch.no_grad():  # parameters of their own: what `load` gives may be mapped from the file
+    with torch.no_grad():  # copies: `load` may have mapped the parameters from the file
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     if model.input_spec.class_names != tuple(classes):
@@ -73,12 +73,12 @@ def pretrained(
 
 
 def new_head(model: ViT, classes: Sequence[str], bias: float = 0.0) -> None:
-    """Replace the whole head by one linear layer of zeros, in place.
+    """Replace the whole head by one linear layer with zero weights, in place.
 
     Args:
         model: a ViT.
-        classes: names of the new outputs.
-        bias: of each of them.
+        classes: the class names, one per new output.
+        bias: initial bias of every output (default: 0).
     """
     model.config = dataclasses.replace(model.config, num_classes=len(classes), pre_logits=False)
     model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))

@@ -1,8 +1,8 @@
-"""The loop: batch -> loss -> gradients -> update, and after chosen steps a line of metrics, a validation, a save.
+"""The training loop: batch -> loss -> gradients -> update; and at set steps a line of metrics, a validation, a save.
 
-Every step is a function of (seed, step, rank) and of the weights before it: order, augmentation and mixing come from
-the loader that way, and the generator behind dropout and stochastic depth is seeded anew before each step. So going on
-from a saved step is the same as having come there.
+Every step is a function of (seed, step, rank) and the weights before it: the loader derives order, augmentation and
+mixing from them, and the generator of dropout and stochastic depth is seeded before each step. So a resumed run is
+bit-identical to an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,33 +24,29 @@ from vitkit.errors import Diverged
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
 from vitkit.model.vit import ViT
-from vitkit.runtime import Runtime
+from vitkit.runtime import Runtime, stop_requests
 from vitkit.training import state
-from vitkit.training.clock import Clock
-from vitkit.training.ema import Average
 from vitkit.training.loss import LOSSES
-from vitkit.training.optim import optimizer_for, set_lr
+from vitkit.training.metrics import Clock, Trackers
+from vitkit.training.optim import Average, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.schedule import lr_at
 from vitkit.training.settings import BatchSplit, Settings
-from vitkit.training.signals import asked_to_stop
 from vitkit.training.state import TrainingState
-from vitkit.training.track import Trackers
 
-Watch = Callable[[dict[str, Any]], None]  # is told of every line of metrics, and of each step ("event": "step")
+Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
-MOST_VALIDATIONS = 50  # of a run that is not told how often
-LEAST_SCALE = 2.0**-8  # fp16's loss scale below which overflow is no accident any more
+MOST_VALIDATIONS = 50  # per run, unless the user says how often
+LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """What the generator behind dropout and stochastic depth starts from at a step.
+    """Return the seed of the generator of dropout and stochastic depth for one step.
 
     Args:
-        seed: the run's.
-        step: from 0.
-        rank: of the process.
+        seed: the run's seed.
+        step: the step, from 0.
+        rank: the process's rank.
     """
     return int(np.random.SeedSequence([seed, 5, step, rank, 4]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -60,11 +56,11 @@ class Outcome:
     """How a run ended.
 
     Args:
-        step: updates that are done.
-        total: updates of a whole run.
+        step: updates done.
+        total: updates of the whole run.
         best: highest validation accuracy; None without a validation part.
-        stopped: whether it was interrupted (Ctrl-C, or a request to terminate).
-        seconds: of this process, not of the run.
+        stopped: whether the run was interrupted by Ctrl-C or SIGTERM.
+        seconds: duration of this process's part of the run.
     """
 
     step: int
@@ -75,18 +71,19 @@ class Outcome:
 
 
 class Loop:
-    """One run from its latest state to its end.
+    """Trains a model from its run's latest state to the end.
 
     Args:
-        model: a ViT, the same weights in every process; its parameters are trained in place.
+        model: a ViT with the same weights in every process; it is trained in place.
         train: the training part.
-        val: the validation part; None for none.
-        recipe: what to do.
-        settings: how to do it.
-        run: where it is kept.
-        runtime: where it runs.
-        watch: is told what happens, in the main process.
-        wrap_forward: makes of the model what computes its logits in training, with the model's own parameters.
+        val: the validation part, if any.
+        recipe: the numbers of the training.
+        settings: the machine, logging and saving.
+        run: the run folder.
+        runtime: device, precision and processes.
+        watch: called with every event, in the main process.
+        wrap_forward: turns the model into a module that computes the same logits from the same parameters, but is
+            faster to train (default: the model itself).
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class Loop:
         trained = wrap_forward(self.bare)
         if settings.compile:
             for module in {self.bare, trained}:
-                module.compile()  # in place: names of parameters stay
+                module.compile()  # in place, so that parameters keep their names
         self.model = runtime.prepare(trained)
         self.loss = LOSSES[recipe.loss]
         self.progress = TrainingState()
@@ -124,9 +121,9 @@ class Loop:
         self.save_every = settings.save_every or self.evaluate_every
 
     def resume(self) -> int:
-        """Go to the run's latest state; returns the step it is at, 0 where there is none.
+        """Restore the run's latest state, if any; return its step.
 
-        Checkpoints that belong to the state are written again: a kill may have come between it and them.
+        The checkpoints of that step are written again, because a kill may have come between the state and them.
         """
         path = self.runtime.on_main(self.run.latest)
         if path is not None:
@@ -144,7 +141,7 @@ class Loop:
         """Train to the end, or until interrupted.
 
         Raises:
-            Diverged: the loss or its gradient is no finite number any more; what was saved before is kept.
+            Diverged: the loss or its gradient became NaN or infinite. Everything saved before is kept.
         """
         began = time.perf_counter()
         start, settings = self.progress.step, self.settings
@@ -166,21 +163,17 @@ class Loop:
         )
         batches = loader.batches(start, self.total)
         stopped, clock = False, Clock(self.recipe.batch_size)
-        with asked_to_stop() as asked, _deterministic(settings.deterministic):
+        with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
             if self.trackers is not None and self.trackers.missing:
-                self.watch(
-                    {
-                        "event": "note",
-                        "text": "TensorBoard is not installed, so no events are written: pip install tensorboard",
-                    }
-                )
+                text = "TensorBoard is not installed, so no events are written: pip install tensorboard"
+                self.watch({"event": "note", "text": text})
             try:
                 for step in range(start, self.total):
                     with clock.waiting():
                         batch = next(batches)
-                    stopped = self._step(step, batch, bool(asked))
+                    stopped = self._step(step, batch, bool(requests))
                     self.progress.step = step + 1
                     self._after(step + 1, clock, stopped)
                     if stopped:
@@ -191,24 +184,24 @@ class Loop:
                     self.trackers.close()
         return Outcome(self.progress.step, self.total, self.progress.best, stopped, time.perf_counter() - began)
 
-    def _step(self, step: int, batch: Batch, asked: bool) -> bool:
-        """One update; returns whether any process was asked to stop."""
+    def _step(self, step: int, batch: Batch, stop: bool) -> bool:
+        """Do one update; return whether any process has been asked to stop."""
         torch.manual_seed(step_seed(self.settings.seed, step, self.runtime.rank))
-        lr = lr_at(self.recipe, step, self.total)
+        lr = self.recipe.lr_at(step, self.total)
         set_lr(self.optimizer, lr)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(3, device=self.runtime.device)  # loss, right answers, asked to stop
-        sums[2] = float(asked)
+        sums = torch.zeros(3, device=self.runtime.device)  # loss, correct answers, requests to stop
+        sums[2] = float(stop)
         for i in range(self.split.count):
             part = _part(batch, i * self.split.micro, (i + 1) * self.split.micro)
             last = i == self.split.count - 1
             with nullcontext() if last else self.runtime.no_sync(self.model):
-                loss, right = self._forward(part)
+                loss, correct = self._forward(part)
                 self.runtime.backward(loss / self.split.process)
-            sums[:2] += torch.stack([loss.detach(), right])
+            sums[:2] += torch.stack([loss.detach(), correct])
         norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
-        # One transfer a step: every process learns of the same sums, and a broken update is never made.
+        # One transfer per step: all processes see the same sums, and `_guard` runs before the weights change.
         total = torch.cat([self.runtime.sum(sums), norm.detach().float()[None]]).tolist()
         self._guard(step, batch, total[0], total[3], lr)
         self.runtime.step(self.optimizer)
@@ -217,7 +210,7 @@ class Loop:
         window = self.progress.window
         for name, value in (
             ("loss", total[0]),
-            ("right", total[1]),
+            ("correct", total[1]),
             ("images", float(self.recipe.batch_size)),
             ("norm", total[3] if math.isfinite(total[3]) else 0.0),
             ("steps", 1.0),
@@ -226,7 +219,7 @@ class Loop:
         return bool(total[2])
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum of the losses of a micro-batch, and how many of its images are called what they are."""
+        """Return the summed loss and the number of correct answers; a mixed image counts as its larger part."""
         with self.runtime.autocast():
             logits = self.model(batch.pixels)
         logits = logits.float()
@@ -240,32 +233,30 @@ class Loop:
             return
         scaler = self.runtime.scaler
         if math.isfinite(loss) and scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE:
-            return  # an overflow of fp16: this update is left out and the scale is lowered
+            return  # fp16 overflowed: the scaler skips this update and lowers the scale
         what = "loss" if not math.isfinite(loss) else "gradient"
         names = [self.train.names[int(i)] for i in batch.index[:3]]
         saved = self.run.latest()
         kept = f"the state of step {int(saved.stem.rpartition('-')[2])} is kept" if saved else "nothing was saved yet"
-        other = {"fp16": ", or --precision bf16", "bf16": ", or --precision fp32"}.get(
-            self.runtime.precision, " or more --warmup"
-        )
+        other = {"fp16": "--precision bf16", "bf16": "--precision fp32"}.get(self.runtime.precision, "more --warmup")
         raise Diverged(
-            f"Step {step}: the {what} is {loss if what == 'loss' else norm}, at a learning rate of {lr:.3g} "
-            f"and a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in "
-            f"{self.run.path}. Start another run with a lower --lr{other}."
+            f"The {what} became {loss if what == 'loss' else norm} at step {step}, at a learning rate of {lr:.3g} and "
+            f"a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in {self.run.path}. "
+            f"Start another run with a lower --lr or {other}."
         )
 
     def _after(self, step: int, clock: Clock, stopped: bool) -> None:
-        """What happens after the update that makes `step` of them: a function of the step (and of Ctrl-C)."""
+        """Log, validate and save as is due once `step` updates are done."""
         end = step == self.total
         if self.runtime.main:
             self.watch({"event": "step", "step": step, "total": self.total})
         if step % self.settings.log_every == 0 or end:
             self._log_training(step, clock)
         if self.val is not None and (step % self.evaluate_every == 0 or end):
-            with clock.elsewhere():
+            with clock.excluded():
                 self._validate(step)
         if step % self.save_every == 0 or end or stopped:
-            with clock.elsewhere():
+            with clock.excluded():
                 self._save()
 
     def _log_training(self, step: int, clock: Clock) -> None:
@@ -277,15 +268,15 @@ class Loop:
                 "step": step,
                 "epoch": round(step * self.recipe.batch_size / len(self.train), 3),
                 "loss": window["loss"] / images,
-                "accuracy": window["right"] / images,
+                "accuracy": window["correct"] / images,
                 "gradient": window["norm"] / steps,
-                "lr": lr_at(self.recipe, step - 1, self.total),
+                "lr": self.recipe.lr_at(step - 1, self.total),
                 "time": clock.read(int(steps)),
             }
         )
 
     def _validate(self, step: int) -> None:
-        """Measure the weights, and the average where there is one; remember the best."""
+        """Validate the weights, and their average if there is one; remember the best."""
         assert self.val is not None
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
@@ -328,9 +319,9 @@ class Loop:
             self._log({"event": "skipped", "step": self.progress.step, "name": name, "why": why})
 
     def _save(self) -> None:
-        """The state first: it is the truth. Checkpoints follow from it, and `resume` writes them again."""
+        """Write the state, then the checkpoints, which `resume` can restore from it."""
         for name, why in sorted(item for part in self.runtime.gather(self.progress.skipped) for item in part.items()):
-            self._on_bad(name, why)  # what other processes met with
+            self._on_bad(name, why)  # including those that other processes skipped
         if self.runtime.main:
             self.progress.logged = self.run.logged()
             self.progress.scaler = self.runtime.scaler.state_dict()

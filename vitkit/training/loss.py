@@ -1,4 +1,4 @@
-"""logits and targets -> one loss an image."""
+"""Logits and targets -> one loss per image."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ from vitkit.data.loader import Batch
 
 
 def softmax(logits: Tensor, batch: Batch, smoothing: float, mixed: bool) -> Tensor:
-    """Cross-entropy, [B]: one class an image, or a mixture of two.
+    """Softmax cross-entropy, [B], with one class per image or a mixture of two.
 
     Args:
         logits: [B, K].
-        batch: labels, or partners and shares.
+        batch: the labels; for mixed images, also the labels and the shares of their partners.
         smoothing: share of each target that is spread over all classes.
-        mixed: whether pictures were mixed.
+        mixed: whether images were mixed.
     """
     target = batch.targets(logits.shape[1]) if mixed else batch.labels
     return F.cross_entropy(logits, target, label_smoothing=smoothing, reduction="none")
 
 
 def sigmoid(logits: Tensor, batch: Batch, smoothing: float, mixed: bool) -> Tensor:
-    """Each class by itself, yes or no, summed over the classes: [B]. The authors' loss on ImageNet-21k.
+    """Binary cross-entropy of each class, summed over the classes, [B]. The authors' loss on ImageNet-21k.
 
-    Args:
-        logits: [B, K].
-        batch: labels, or partners and shares.
-        smoothing: share of each target that is spread over all classes.
-        mixed: whether pictures were mixed.
+    Args: as for `softmax`.
     """
     target = batch.targets(logits.shape[1], smoothing)
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)

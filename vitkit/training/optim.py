@@ -1,40 +1,42 @@
-"""Which parameters are trained, which of them decay, how fast each layer learns, and by which optimiser."""
+"""The update: which parameters are trained and which decay, the optimizer, and the running average of the weights."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.training.recipe import Recipe
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> int:
-    """Stop training the parameters whose names fit; returns how many numbers are still trained.
+    """Freeze the parameters whose names match a pattern; return the number of weights that are still trained.
 
     Args:
         model: changed in place.
         patterns: `head.*`, `blocks.0.*`, or the name of a module (`patch_embedding`).
 
     Raises:
-        ConfigError: a pattern fits nothing, or nothing is left.
+        ConfigError: a pattern matches no parameter, or everything would be frozen.
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(_fits(name, pattern) for name in names):
             raise ConfigError(
-                f"--freeze {pattern!r} fits no parameter; their names are such as {names[0]}, "
-                f"{names[len(names) // 2]} and {names[-1]}."
+                f"--freeze expects names or patterns of parameters; {pattern!r} matches none. The names are such as "
+                f"{names[0]}, {names[len(names) // 2]} and {names[-1]}."
             )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(_fits(name, pattern) for pattern in patterns))
     left = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not left:
-        raise ConfigError(f"--freeze {' '.join(patterns)} leaves nothing to train; leave the head out, for instance.")
+        raise ConfigError(f"--freeze {' '.join(patterns)} freezes every parameter; keep some to train, such as head.*.")
     return left
 
 
@@ -43,16 +45,16 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def kernels(model: nn.Module) -> set[str]:
-    """Names of the weights that decay: matrices of linear layers and convolutions, nothing else."""
+    """Return the names of the weights that decay: the kernels of linear layers and convolutions, nothing else."""
     return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
 
 
 def layer_of(name: str, layers: int) -> int:
-    """Where a parameter stands: 0 the embeddings, 1 to L the blocks, L + 1 the norm and the head.
+    """Return the layer that a parameter belongs to: 0 for the embeddings, 1..L for the blocks, L + 1 for norm and head.
 
     Args:
-        name: of the parameter.
-        layers: L.
+        name: the parameter's name.
+        layers: L, the number of blocks.
     """
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
@@ -60,11 +62,11 @@ def layer_of(name: str, layers: int) -> int:
 
 
 def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Parameter groups: one for each pair of (weight decay, learning-rate factor); `scale` is the factor.
+    """Return the optimizer's parameter groups, one per (weight decay, learning-rate factor); `scale` is the factor.
 
     Args:
         model: a ViT; frozen parameters are left out.
-        recipe: weight decay and layer decay.
+        recipe: sets weight decay and layer decay.
     """
     decaying, layers = kernels(model), len(getattr(model, "blocks", ()))
     found: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -77,11 +79,11 @@ def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser over a model that is on its device already; the fused kernel where there is one.
+    """Create the recipe's optimizer, with the fused kernel where there is one.
 
     Args:
-        model: a ViT.
-        recipe: which one, and its numbers.
+        model: a ViT that is already on its device.
+        recipe: sets the optimizer and its numbers.
     """
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
     how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
@@ -91,6 +93,40 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its part of the learning rate."""
+    """Set the learning rate of every parameter group: `lr` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["scale"]
+
+
+class Average:
+    """The running (Polyak) average of the weights; after each step, average = decay x average + (1 - decay) x weights.
+
+    Args:
+        model: the model to average; the average starts as a copy of its weights.
+        decay: close to 1, such as 0.9999.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the model's present weights."""
+        torch._foreach_lerp_(list(self.weights.values()), list(self.model.parameters()), 1 - self.decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[nn.Module]:
+        """A context in which the model has the averaged weights; afterwards it has its own again."""
+        self._swap()
+        try:
+            yield self.model
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            own = parameter.detach().clone()
+            parameter.copy_(self.weights[name])
+            self.weights[name].copy_(own)

@@ -1,10 +1,10 @@
-"""What a recipe is: every number of a training run that is not about the machine, with the place it comes from."""
+"""What a recipe is: every number of a training run that does not concern the machine, and their source."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -20,6 +20,11 @@ Loss = Literal["softmax", "sigmoid"]
 LRRule = Literal["fixed", "linear", "sqrt"]
 
 RULES: dict[str, float] = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}  # lr x (batch / the recipe's batch) ** this
+DECAYS: dict[str, Callable[[float], float]] = {  # progress, 0 to 1 -> share of lr
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+}
 INCEPTION = Augment(scale=(0.05, 1.0))  # the authors' random crop, and a flip
 UNMIXED = Mix()
 LONGEST_WARMUP = 1 / 3  # of a run
@@ -27,44 +32,44 @@ LONGEST_WARMUP = 1 / 3  # of a run
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained. Derived recipes are `dataclasses.replace(recipe, ...)`, or `change` by a user.
+    """How a model is trained. Derive a recipe by `dataclasses.replace(recipe, ...)`; `change` applies a user's options.
 
-    Weight decay is decoupled (AdamW): each update takes lr x weight_decay x w off a kernel. It is relative to the
-    learning rate, as in the authors' code, so the paper's 0.1 is 0.1 here. Coupled L2, the decay added to the gradient,
-    cannot be expressed: SGD goes without decay, as in Table 4.
+    Weight decay is decoupled (AdamW): each update subtracts lr x weight_decay x w from a kernel. It is relative to the
+    learning rate, as in the authors' code, so the paper's 0.1 is 0.1 here. Coupled L2, where the decay is added to the
+    gradient, cannot be expressed: SGD has no weight decay, as in Table 4.
 
     Args:
-        source: where the numbers are from.
-        expect: what it is for, and what to expect of it.
-        models: variants it was published for; empty for any.
-        config: the model it was made for, where that is no variant; what is trained when no model is named.
-        small_data: whether it is meant for training from scratch on few images.
-        image_size: pixels; None for the model's own.
-        epochs: passes over the data; this or steps.
-        steps: optimiser steps; this or epochs.
-        batch_size: images of a step, over all processes and micro-batches.
+        source: where the numbers come from.
+        expect: what the recipe is for, and the result to expect.
+        models: the variants that it was published for; empty for any.
+        config: the recipe's own model, trained when the user names none; None if the user has to name one.
+        small_data: whether the recipe is meant for training from scratch on few images.
+        image_size: in pixels; None for the model's own.
+        epochs: passes over the data; give either this or `steps`.
+        steps: optimizer steps; give either this or `epochs`.
+        batch_size: images per step, over all processes and micro-batches.
         optimizer: `adamw` or `sgd`.
-        lr: highest learning rate, at batch_size.
-        lr_choices: those that the publication chose from, on a held-out part of train (`vitkit sweep`).
-        lr_rule: what another batch size does to lr: `fixed` nothing, `linear` and `sqrt` scale it.
-        betas: of AdamW.
-        momentum: of SGD.
-        weight_decay: of kernels; biases, norms, tokens and positions do not decay.
-        decay: shape of the schedule after warm-up.
+        lr: the base learning rate, at `batch_size`.
+        lr_choices: learning rates that the publication chose from, on a held-out part of train (`vitkit sweep`).
+        lr_rule: how lr follows another batch size: `fixed` (not at all), `linear` or `sqrt`.
+        betas: AdamW's.
+        momentum: SGD's.
+        weight_decay: weight decay of kernels; biases, norms, tokens and positions do not decay.
+        decay: shape of the schedule: `linear`, `cosine` or `constant`.
         final_lr: learning rate at the end of the decay.
-        warmup: steps of linear warm-up; below 1, share of the run.
+        warmup: steps of linear warm-up; a value below 1 is a share of the run.
         clip: largest global norm of the gradient; None for no limit.
-        ema: decay of the running average of the weights (Polyak); None for none.
-        layer_decay: factor on the learning rate of each layer against the one above it; None for none.
-        loss: `softmax` (one class an image) or `sigmoid` (each class by itself).
+        ema: decay of the running (Polyak) average of the weights; None for no average.
+        layer_decay: learning rate of each layer relative to the layer above it; None for equal rates.
+        loss: `softmax` (one class per image) or `sigmoid` (each class independently).
         label_smoothing: share of each target that is spread over all classes.
-        dropout: after dense layers and positions.
-        drop_path: stochastic depth of the last block.
+        dropout: dropout rate after dense layers and position embeddings.
+        drop_path: stochastic-depth rate of the last block; it grows linearly from 0 at the first.
         pre_logits: whether a new model's head has the paper's hidden layer.
         head_bias: initial bias of a new head.
-        freeze: patterns of parameter names that are not trained (`blocks.0.*`).
-        val: share of train that is held out where the data set has no validation part.
-        augment: how images are varied.
+        freeze: patterns of the names of parameters that are not trained (`blocks.0.*`).
+        val: share of train that is held out if the data set has no validation part.
+        augment: the augmentation of single images.
         mix: MixUp and CutMix.
     """
 
@@ -105,9 +110,7 @@ class Recipe:
         for name in ("models", "lr_choices", "betas", "freeze"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError(
-                f"A recipe has epochs or steps, and not both; got epochs={self.epochs}, steps={self.steps}."
-            )
+            raise ConfigError(f"A recipe needs either epochs or steps; got epochs={self.epochs}, steps={self.steps}.")
         checks.number("epochs", self.epochs if self.epochs is not None else 1, 0, open_low=True)
         checks.whole("steps", self.steps if self.steps is not None else 1, 1)
         checks.whole("batch_size", self.batch_size, 1)
@@ -124,22 +127,21 @@ class Recipe:
         checks.one_of("loss", self.loss, Loss)
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         if self.val == 1:
-            raise ConfigError("val must leave something to train on; got 1.")
+            raise ConfigError("val must be below 1, to leave something to train on; got 1.")
         if self.optimizer == "sgd" and self.weight_decay:
             raise ConfigError(
-                f"SGD would add the decay to the gradient, which is not the paper's decoupled one; use "
-                f"optimizer='adamw' or weight_decay=0, not {self.weight_decay:g}."
+                f"SGD needs weight_decay=0, because its weight decay is not decoupled as the paper's is; got "
+                f"{self.weight_decay:g}. Set it to 0, or use optimizer='adamw'."
             )
         if self.warmup >= 1 and self.warmup != int(self.warmup):
-            raise ConfigError(f"warmup is a whole number of steps, or a share of the run below 1; got {self.warmup!r}.")
+            raise ConfigError(f"warmup must be a whole number of steps or a share below 1; got {self.warmup!r}.")
         if self.final_lr > self.lr:
             raise ConfigError(f"final_lr must not exceed lr; got {self.final_lr:g} and {self.lr:g}.")
 
     def change(self, **given: Any) -> Recipe:
-        """The recipe with a user's settings; what is None stays as it is.
+        """Return the recipe with a user's changes. Values of None are ignored.
 
-        epochs replaces steps and the other way round; another batch size changes lr as `lr_rule` says, unless lr is
-        given too.
+        `epochs` replaces `steps` and vice versa. A new batch size scales lr by `lr_rule`, unless lr is given too.
 
         Args:
             given: fields of Recipe.
@@ -150,7 +152,7 @@ class Recipe:
             if name not in known:
                 raise ConfigError(f"A recipe has no field {name!r}{nearest(name, known) or '.'}")
         if "epochs" in changes and "steps" in changes:
-            raise ConfigError("Give epochs or steps, not both.")
+            raise ConfigError("Expected either epochs or steps; got both. Leave one out.")
         if "epochs" in changes:
             changes["steps"] = None
         elif "steps" in changes:
@@ -163,7 +165,7 @@ class Recipe:
         return dataclasses.replace(self, **changes)
 
     def total(self, images: int) -> int:
-        """Steps of the run.
+        """Return the number of steps of a run.
 
         Args:
             images: size of the training part.
@@ -173,25 +175,36 @@ class Recipe:
         return max(1, -(-round((self.epochs or 0) * images) // self.batch_size))
 
     def warmup_steps(self, total: int) -> int:
-        """Steps of the warm-up.
+        """Return the number of warm-up steps.
 
         Args:
             total: steps of the run.
 
         Raises:
-            ConfigError: it would take more than a third of the run; says what to use.
+            ConfigError: the warm-up would take more than a third of the run.
         """
         wanted = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if wanted > total * LONGEST_WARMUP:
             raise ConfigError(
-                f"A warm-up of {wanted:,} steps is more than a third of the {total:,} steps of this run; "
-                f"use --warmup {int(total * LONGEST_WARMUP / 3)} (or at most "
-                f"{int(total * LONGEST_WARMUP)}), or train longer."
+                f"The warm-up must take at most a third of the run; got {wanted:,} of {total:,} steps. Use --warmup "
+                f"{int(total * LONGEST_WARMUP / 3)} (or at most {int(total * LONGEST_WARMUP)}), or train longer."
             )
         return wanted
 
+    def lr_at(self, step: int, total: int) -> float:
+        """Return the learning rate of one update: lr(t) = base x decay(t / T) x min(1, t / warm-up).
+
+        Args:
+            step: t, the number of updates already done; 0 for the first.
+            total: T, steps of the run.
+        """
+        warmup = self.warmup_steps(total)
+        left = DECAYS[self.decay](min(step / total, 1.0))
+        decayed = self.final_lr + (self.lr - self.final_lr) * left
+        return decayed * (min(1.0, step / warmup) if warmup else 1.0)
+
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON can hold them."""
+        """Return all fields as JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["config"] = self.config.to_dict() if self.config else None
         values["augment"], values["mix"] = dataclasses.asdict(self.augment), dataclasses.asdict(self.mix)
@@ -199,6 +212,6 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """Build from `to_dict`'s result."""
+        """Create a recipe from the result of `to_dict`."""
         config = ViTConfig.from_dict(values["config"]) if values["config"] else None
         return cls(**{**values, "config": config, "augment": Augment(**values["augment"]), "mix": Mix(**values["mix"])})

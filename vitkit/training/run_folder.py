@@ -1,14 +1,15 @@
-"""The run folder: what a training or a probe leaves behind, and what stands wherever weights are taken.
+"""The run folder: what a training run or a probe leaves behind. It can be passed anywhere weights are expected.
 
-    run.json            what was asked: model, recipe, settings, data and its fingerprint, environment
-    metrics.jsonl       one line an event; everything about time stands under "time"
-    best.safetensors    best on the validation part, if there is one
-    last.safetensors    the latest
-    ema.safetensors     the running average, if there is one
-    state/              all that going on needs: one file a save (training only)
+    run.json            the request: model, recipe, settings, data and its fingerprint, environment
+    metrics.jsonl       one line per event; everything that depends on time is under "time"
+    best.safetensors    the best weights on the validation part, if there is one
+    last.safetensors    the latest weights
+    ema.safetensors     the running average of the weights, if there is one
+    state/              the training state, needed to resume
     tb/                 TensorBoard events
 
-A folder means its best weights, else its last; `RUN@ema` another. Nothing here imports torch until weights are saved.
+A run folder stands for its best weights, or its last ones if it has no best; `RUN@ema` names others. Nothing here
+imports torch until weights are saved.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from vitkit.errors import ConfigError, OutputError, UnreadableFile
 if TYPE_CHECKING:
     from vitkit.model.vit import ViT
 
-KINDS = ("best", "last", "ema")  # a run's checkpoints
+KINDS = ("best", "last", "ema")  # the checkpoints of a run
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, as they go into run.json."""
+    """Return the package versions and the machine, for run.json."""
     packages: dict[str, str | None] = {}
     for name in ("torch", "numpy", "pillow", "accelerate", "vitkit"):
         try:
@@ -51,11 +52,11 @@ def environment() -> dict[str, Any]:
 
 
 class RunFolder:
-    """One run on the disk. Use `create` for a new one, `open` for one that is there.
+    """A run on disk. `create` makes a new one, `open` opens an existing one.
 
     Args:
         path: the folder.
-        info: what run.json holds.
+        info: the contents of run.json.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
@@ -63,17 +64,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, info: Mapping[str, Any], *, resume: bool = False) -> RunFolder:
-        """Start a run, or with `resume` go on with the one that is there.
+        """Create a run folder, or open the existing one with `resume`.
 
         Args:
-            path: the folder; made when it is not there.
-            info: goes into run.json, beside the environment and the date. With `resume` it must agree with what
-                the run was started with in every key of `info["same"]`, where that is given.
-            resume: whether a run may be there already; nothing there starts a new one.
+            path: the folder; created if it does not exist.
+            info: written to run.json together with the environment and the date. A resumed run must agree with it in
+                every key of `info["same"]`.
+            resume: whether to open an existing run; if there is none, a new one is created.
 
         Raises:
-            OutputError: there is something already, or the place cannot be written to.
-            ConfigError: the run there was started with something else.
+            OutputError: something else is already there, or the folder cannot be written to.
+            ConfigError: the existing run was started with different values.
         """
         path = Path(path).expanduser()
         if (path / "run.json").is_file() and resume:
@@ -85,68 +86,68 @@ class RunFolder:
         from vitkit.checkpoints.atomic import staging
 
         values = {**info, "created": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment()}
-        with staging(path) as beside:
-            (beside / "run.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        with staging(path) as private:
+            (private / "run.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         run = cls(path, values)
         run._tidy()
         return run
 
     @staticmethod
     def check_place(path: str | Path) -> None:
-        """Refuse a place where something is already."""
+        """Refuse a path where something already exists."""
         path = Path(path).expanduser()
         if (path / "run.json").is_file():
-            raise OutputError(f"{path} holds a run already; choose another --out, or go on with it by --resume.")
+            raise OutputError(f"--out must be a new folder; {path} holds a run. Choose another, or add --resume.")
         left = [p for p in path.iterdir() if not p.name.startswith(".vitkit-")] if path.is_dir() else []
         if left or path.is_file():
-            raise OutputError(f"{path} is there already and holds no run; choose another --out.")
+            raise OutputError(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The run in a folder.
+        """Open an existing run.
 
         Raises:
-            UnreadableFile: there is none.
+            UnreadableFile: the folder holds no readable run.json.
         """
         path = Path(path).expanduser()
         try:
             return cls(path, json.loads((path / "run.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise UnreadableFile(
-                f"Expected a run folder with a run.json at {path}; there is none that can be read."
+                f"Expected a run folder at {path}, with a readable run.json; found none. `vitkit runs` lists your runs."
             ) from error
 
     def check(self, info: Mapping[str, Any]) -> None:
-        """Refuse to go on where what decides the result differs from what the run was started with."""
+        """Refuse to resume if anything that determines the result differs from when the run was started."""
         old, new = self.info.get("same", {}), json.loads(json.dumps(info.get("same", {})))
         for name in new:
             if old.get(name) != new[name]:
                 difference = describe_difference(name, old.get(name), new[name])
                 raise ConfigError(
-                    f"{self.path} was started with {difference}; "
-                    f"resume with what it had, or start another run with --out."
+                    f"{self.path} was started with {difference}. Resume with the original value, or start another "
+                    f"run with a new --out."
                 )
 
     def weights(self, which: str | None = None) -> Path:
-        """The checkpoint that the folder means.
+        """Return the path of a checkpoint.
 
         Args:
-            which: one of KINDS; best, else last, when not given.
+            which: one of KINDS (default: best, or last if there is no best).
 
         Raises:
-            UnreadableFile: there is no such checkpoint (yet).
+            UnreadableFile: there is no such checkpoint, or not yet.
         """
         from vitkit.checkpoints.source import run_weights
 
         return run_weights(self.path, which or "")
 
     def save(self, model: ViT, which: str, extra: Mapping[str, str] | None = None) -> Path:
-        """Write one of the run's checkpoints, whole or not at all.
+        """Write a checkpoint in the native dialect, atomically; return its path.
 
         Args:
-            model: what is saved, in the native dialect.
+            model: the model to save.
             which: one of KINDS.
-            extra: goes into the file's metadata.
+            extra: additional metadata for the file.
         """
         from vitkit.checkpoints import save
 
@@ -155,16 +156,16 @@ class RunFolder:
         return path
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl.
+        """Append a line to metrics.jsonl.
 
         Args:
-            row: what JSON can hold; whatever has to do with time goes under "time".
+            row: JSON values; everything that depends on time goes under "time".
         """
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; one that was cut short by a crash is left out."""
+        """Return the lines of metrics.jsonl, without any that a crash has cut short."""
         try:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -178,33 +179,33 @@ class RunFolder:
         return rows
 
     def logged(self) -> int:
-        """Bytes of metrics.jsonl, all of them on the disk when this returns."""
+        """Sync metrics.jsonl to disk and return its size in bytes."""
         try:
-            with open(self.path / "metrics.jsonl", "rb") as file:
+            with open(self.path / "metrics.jsonl", "r+b") as file:  # Windows syncs only files open for writing
                 os.fsync(file.fileno())
                 return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
 
     def forget_after(self, size: int) -> None:
-        """Cut metrics.jsonl to `size` bytes: what a run wrote after the state that it goes on from."""
+        """Cut metrics.jsonl to `size` bytes, to drop the lines written after the state that a run resumes from."""
         if (self.path / "metrics.jsonl").is_file():
             os.truncate(self.path / "metrics.jsonl", size)
 
     def latest(self) -> Path | None:
-        """The newest state that is complete, or None where nothing was saved yet."""
+        """Return the path of the newest state, or None if nothing has been saved yet."""
         found = sorted((self.path / "state").glob("step-*.safetensors"))
         return found[-1] if found else None
 
     def _tidy(self) -> None:
-        """Remove what a killed process had begun to write."""
+        """Remove unfinished files of a process that was killed."""
         for folder in (self.path, self.path / "state"):
             for left in folder.glob(".vitkit-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def describe_difference(name: str, old: Any, new: Any) -> str:
-    """`batch_size 64, not 32`; of long values only the part that differs."""
+    """Describe a difference in words: `batch_size 64, not 32`; of a mapping, only the keys that differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         parts = [describe_difference(key, old.get(key), new.get(key)) for key in keys[:4]]

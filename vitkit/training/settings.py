@@ -1,4 +1,4 @@
-"""What a run is told about the machine and about itself: everything that is no part of the recipe."""
+"""How a run is carried out: the machine, the seed, logging and saving. Everything else is in the recipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vitkit import runtime
 from vitkit.errors import ConfigError, pick
 from vitkit.model import checks
 from vitkit.runtime import Runtime
+from vitkit.training.metrics import NAMES
 from vitkit.training.recipe import Recipe
-from vitkit.training.track import NAMES
 
 BadImages = Literal["fail", "skip"]
-PRECISIONS = {**{name: name for name in runtime.PRECISIONS}, "fp8": "bf16"}  # -> the runtime's
+PRECISIONS = {**{name: name for name in runtime.PRECISIONS}, "fp8": "bf16"}  # -> a precision of the runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +21,21 @@ class Settings:
     """How a run is carried out.
 
     Args:
-        seed: decides initial weights, order, augmentation, mixing, dropout and the held-out part.
-        precision: fp32, bf16, fp16, or fp8 (bf16 with some matrix products in 8 bits; CUDA).
-        device: auto, cpu, cuda or mps.
-        micro_batch: images that a process takes at once; the rest of its share is accumulated. None for all at once.
-        workers: processes that decode; None for one a core.
-        bad_images: `fail`, or `skip` those that cannot be read.
-        compile: whether torch.compile is used.
-        deterministic: whether CUDA uses only kernels that repeat to the bit (slower; the CPU's always do).
-        checkpointing: whether activations are computed twice, to save memory.
-        log_every: steps between lines of training metrics.
-        evaluate_every: steps between validations; None for once an epoch (less often in a run of very many), and at
-            the end.
-        save_every: steps between saves; None for at every validation.
-        trackers: rows of track.NAMES.
+        seed: random seed of the initial weights, order, augmentation, mixing, dropout and held-out images (default: 0).
+        precision: fp32 (default), bf16, fp16, or fp8 (bf16 with some matrix products in 8 bits; CUDA only).
+        device: auto (default), cpu, cuda or mps.
+        micro_batch: images per process and forward pass; gradients are accumulated over the rest of the batch
+            (default: the whole batch at once).
+        workers: worker processes for decoding (default: one per core).
+        bad_images: `fail` (default) on an unreadable image, or `skip` it.
+        compile: whether to use torch.compile (default: False).
+        deterministic: whether CUDA uses only bit-reproducible kernels, which are slower (default: False).
+        checkpointing: whether to recompute activations in the backward pass, to save memory (default: False).
+        log_every: steps between lines of training metrics (default: 10).
+        evaluate_every: steps between validations (default: once per epoch, less often in very long runs). The end of a
+            run is always validated.
+        save_every: steps between saves (default: at every validation).
+        trackers: keys of metrics.NAMES (default: tensorboard).
     """
 
     seed: int = 0
@@ -67,18 +68,18 @@ class Settings:
             pick(NAMES, name, "tracker")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON can hold them."""
+        """Return all fields as JSON values."""
         return {**asdict(self), "trackers": list(self.trackers)}
 
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """How a step's images are shared out.
+    """How the images of a step are divided between processes and micro-batches.
 
     Args:
-        process: images of each process.
-        micro: images that it takes at once.
-        count: micro-batches that it takes.
+        process: images per process.
+        micro: images per micro-batch.
+        count: micro-batches per process.
     """
 
     process: int
@@ -87,15 +88,15 @@ class BatchSplit:
 
     @classmethod
     def of(cls, recipe: Recipe, settings: Settings, runtime: Runtime) -> BatchSplit:
-        """Share a recipe's batch out.
+        """Divide a recipe's batch.
 
         Raises:
-            ConfigError: it does not divide; says what to use.
+            ConfigError: the batch is not divisible by the processes, or their share not by the micro-batch.
         """
         batch, ranks = recipe.batch_size, runtime.ranks
         if batch % ranks:
             raise ConfigError(
-                f"A batch of {batch} cannot be shared equally by {ranks} processes; use --batch-size "
+                f"The batch size must be divisible by the {ranks} processes; got {batch}. Use --batch-size "
                 f"{max(batch // ranks, 1) * ranks}."
             )
         process = batch // ranks
@@ -103,6 +104,6 @@ class BatchSplit:
         if micro > process or process % micro:
             divisor = max(d for d in range(1, process + 1) if process % d == 0 and d <= micro)
             raise ConfigError(
-                f"--micro-batch {micro} does not divide the {process} images of each process; use {divisor}."
+                f"--micro-batch must divide the {process} images of each process; got {micro}. Use {divisor}."
             )
         return cls(process, micro, process // micro)

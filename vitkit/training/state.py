@@ -1,7 +1,7 @@
-"""All that going on needs, in one file a save: weights, the optimiser's moments, the average, and a few numbers.
+"""The training state, everything needed to resume: weights, optimizer moments, the running average and some numbers.
 
-The file is whole or not there (written beside, synced, renamed), and older ones go only when it is safe: a kill at any
-moment leaves one complete state. No generator is saved, because none is used: randomness is a function of the step.
+Each save is one file, written under another name, synced and renamed; only then are older files removed. So a kill at
+any moment leaves a complete state. No random generator is saved, because randomness is a function of the step.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from vitkit.checkpoints import containers
 from vitkit.checkpoints.atomic import staging
 from vitkit.errors import CheckpointError, TensorMismatch
-from vitkit.training.ema import Average
+from vitkit.training.optim import Average
 
 
 @dataclass
 class TrainingState:
-    """Where a run is.
+    """How far a run has come.
 
     Args:
-        step: updates that are done.
-        best: highest validation accuracy so far; None before the first.
-        best_step: when that was.
-        best_weights: whose it was: `last` or `ema`.
-        logged: bytes of metrics.jsonl at that step.
-        window: sums since the last line of metrics.
-        skipped: images that could not be read, and why; already told of.
-        scaler: state of fp16's loss scale.
+        step: updates done.
+        best: highest validation accuracy so far; None before the first validation.
+        best_step: the step of `best`.
+        best_weights: the weights that reached it: `last` or `ema`.
+        logged: size of metrics.jsonl in bytes at this step.
+        window: sums since the last line of training metrics.
+        skipped: unreadable images that were skipped and reported: name -> reason.
+        scaler: state of fp16's loss scaler.
     """
 
     step: int = 0
@@ -48,14 +48,14 @@ class TrainingState:
 def write(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None, progress: TrainingState
 ) -> Path:
-    """Write a state, then remove the older ones.
+    """Write a state file, then remove older ones; return its path.
 
     Args:
-        folder: the run's `state`.
-        model: bare, as `Runtime.unwrap` gives it.
-        optimizer: over its parameters.
-        average: of its weights.
-        progress: where the run is.
+        folder: the run's `state` folder.
+        model: the bare model, as `Runtime.unwrap` returns it.
+        optimizer: the optimizer of its parameters.
+        average: the running average of its weights, if any.
+        progress: how far the run has come.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -66,8 +66,8 @@ def write(
     if average is not None:
         tensors |= {f"ema/{name}": value for name, value in average.weights.items()}
     name = f"step-{progress.step:012d}.safetensors"
-    with staging(folder) as beside:
-        containers.write(tensors, beside / name, {"progress": json.dumps(asdict(progress))})
+    with staging(folder) as private:
+        containers.write(tensors, private / name, {"progress": json.dumps(asdict(progress))})
     for old in folder.glob("step-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
@@ -76,22 +76,25 @@ def write(
 
 @torch.no_grad()
 def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> TrainingState:
-    """Bring everything to where it was when `path` was written.
+    """Read a state file: restore model, optimizer and average in place, and return the rest.
 
     Args:
-        path: what `write` returned.
-        model: changed in place.
-        optimizer: changed in place.
-        average: changed in place.
+        path: a file written by `write`.
+        model: the bare model.
+        optimizer: its optimizer.
+        average: its running average, if any.
 
     Raises:
-        CheckpointError: the file is of another model or another version.
+        CheckpointError: the file was written by another version.
+        TensorMismatch: it belongs to another model.
     """
     tensors, metadata = containers.read(path)
     try:
         progress = TrainingState(**json.loads(metadata["progress"]))
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is no state that this version can read ({error}); start another run.") from error
+        raise CheckpointError(
+            f"{path} is not a training state that this version of vitkit can read ({error}); start a new run."
+        ) from error
     fused = optimizer.defaults.get("fused")
     state: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -101,7 +104,9 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
             state.setdefault(name, {})[entry] = value
     for name, parameter in model.named_parameters():
         if tensors.get(f"model/{name}", torch.empty(0)).shape != parameter.shape:
-            raise TensorMismatch(f"{path} is of another model: {name} is missing or of another shape.")
+            raise TensorMismatch(
+                f"{path} belongs to another model: {name} is missing or has another shape; start a new run."
+            )
         parameter.copy_(tensors[f"model/{name}"])
         if average is not None:
             average.weights[name].copy_(tensors[f"ema/{name}"])
