@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,13 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tests.training.tiny import SETTINGS, bytes_of, run, tiny
-from vitkit import load
+from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny
+from vitkit import ViT, load, save
 from vitkit.checkpoints import containers
+from vitkit.data.loader import Batch, TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.errors import Diverged, OutputError, UnreadableFile
+from vitkit.evaluation.logits import logits_of
+from vitkit.jobs.splits import train_and_val
+from vitkit.model.config import InputSpec
+from vitkit.training.build import new_model
 from vitkit.training.loop import step_seed
+from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 
 
@@ -67,9 +75,7 @@ def test_the_average_is_the_formula(tmp_path: Path) -> None:
     for steps in (1, 2, 3):
         run(tmp_path / f"s{steps}", recipe, watch=stop_at(steps))
     run(tmp_path / "whole", recipe)
-    from vitkit.training.build import new_model
-
-    start = {n: p.detach() for n, p in new_model(None, recipe, tuple("0123456789"), 0).named_parameters()}
+    start = {n: p.detach() for n, p in first_model(recipe).named_parameters()}
     kept = dict(start)
     for steps in (1, 2, 3):
         now = weights(tmp_path / f"s{steps}")
@@ -152,19 +158,91 @@ def test_seeds_decide(tmp_path: Path) -> None:
     assert all(0 <= seed < 2**63 for seed in found)
 
 
+def first_batches(recipe: Recipe, steps: int) -> list[Batch]:
+    """The batches of a run's first steps, and nothing else of the run."""
+    train, _, _ = train_and_val("digits", recipe.val, 0)
+    spec = dataclasses.replace(InputSpec.of(CONFIG), class_names=train.class_names)
+    loader = TrainLoader(
+        train, spec, recipe.augment, batch_size=recipe.batch_size, seed=0, mix=recipe.mix, workers=0, device="cpu"
+    )
+    return list(loader.batches(0, steps))
+
+
+def first_model(recipe: Recipe) -> ViT:
+    return new_model(None, recipe, tuple("0123456789"), 0)
+
+
+def with_a_head(recipe: Recipe, file: Path) -> ViT:
+    """A new model whose head is not zero, so that gradients reach every layer; saved for a run to start from."""
+    model = first_model(recipe)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    save(model, file)
+    return model
+
+
+# SGD without clipping: AdamW and clipping both hide a gradient of the wrong scale.
+PLAIN = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0, "lr": 0.1}
+
+
+@pytest.mark.parametrize("micro", [1, 4, 8, 16])
+def test_one_update_is_the_mean_gradient_of_the_batch(micro: int, tmp_path: Path) -> None:
+    recipe = tiny(**PLAIN | {"steps": 1})
+    model = with_a_head(recipe, tmp_path / "w.safetensors").train()
+    run(tmp_path / "r", recipe, weights=tmp_path / "w.safetensors", settings={"micro_batch": micro})
+    (batch,) = first_batches(recipe, 1)
+    F.cross_entropy(model(batch.pixels), batch.labels).backward()
+    trained = weights(tmp_path / "r")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach() - 0.1 * parameter.grad, rtol=1e-5, atol=2e-6)
+        assert parameter.grad.abs().max() > 1e-3, name
+
+
 @pytest.mark.parametrize("micro", [1, 4, 8])
 def test_accumulation_is_the_big_batch(micro: int, tmp_path: Path) -> None:
-    recipe = tiny(steps=4, warmup=1, mix=Mix(mixup=0.5))
-    run(tmp_path / "big", recipe)
-    run(tmp_path / "small", recipe, settings={"micro_batch": micro})
-    assert distance(tmp_path / "big", tmp_path / "small") < 2e-5
+    recipe = tiny(**PLAIN | {"steps": 4, "mix": Mix(mixup=0.5)})
+    with_a_head(recipe, tmp_path / "w.safetensors")
+    run(tmp_path / "big", recipe, weights=tmp_path / "w.safetensors")
+    run(tmp_path / "small", recipe, weights=tmp_path / "w.safetensors", settings={"micro_batch": micro})
+    assert distance(tmp_path / "big", tmp_path / "small") < 5e-6
+
+
+def test_training_metrics_under_mixing(tmp_path: Path) -> None:
+    """Loss and accuracy of each step, from a model that does not change; a mixed image counts as its larger part."""
+    recipe = tiny(**PLAIN | {"steps": 6, "lr": 1e-30, "batch_size": 200, "mix": Mix(mixup=1.0)})
+    model = with_a_head(recipe, tmp_path / "w.safetensors")
+    how = {"weights": tmp_path / "w.safetensors", "settings": {"log_every": 1, "evaluate_every": 6}}
+    folder, _ = run(tmp_path / "r", recipe, **how)
+    batches = first_batches(recipe, 6)
+    shares = [float(batch.weight[0]) for batch in batches]
+    assert min(shares) < 0.4
+    assert max(shares) > 0.6
+    rows, told_apart = [row for row in folder.metrics() if row["event"] == "train"], 0
+    for row, batch, share in zip(rows, batches, shares, strict=True):
+        logits = model(batch.pixels).detach()
+        own, other = (logits.argmax(1) == batch.labels).sum().item(), (logits.argmax(1) == batch.others).sum().item()
+        assert row["accuracy"] == (own if share > 0.5 else other) / 200
+        told_apart += (own != other) and share < 0.5
+        each = [F.cross_entropy(logits, labels).item() for labels in (batch.labels, batch.others)]
+        assert row["loss"] == pytest.approx(share * each[0] + (1 - share) * each[1], rel=1e-5)
+    assert told_apart
+
+
+def test_validation_metrics(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path / "r", tiny(steps=4, warmup=1))
+    row = next(row for row in folder.metrics() if row["event"] == "val")
+    _, val, _ = train_and_val("digits", 0.1, 0)
+    outputs = logits_of(load(tmp_path / "r"), val)
+    logits, labels = torch.as_tensor(outputs.logits), torch.as_tensor(outputs.labels)
+    for k in (1, 5):
+        found = (logits.topk(k).indices == labels[:, None]).any(1).float().mean().item()
+        assert row[f"top{k}"] == pytest.approx(found, abs=1e-6)
+    assert row["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert row["images"] == 179
 
 
 def test_frozen_parameters_stay(tmp_path: Path) -> None:
     run(tmp_path / "r", tiny(freeze=("blocks.0.*", "patch_embedding")))
-    from vitkit.training.build import new_model
-
-    start = dict(new_model(None, tiny(), tuple("0123456789"), 0).named_parameters())
+    start = dict(first_model(tiny()).named_parameters())
     end = weights(tmp_path / "r")
     for name in end:
         frozen = name.startswith(("blocks.0.", "patch_embedding"))
@@ -179,8 +257,17 @@ def test_val_0_keeps_the_last(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "best.safetensors").exists()
 
 
-def test_bf16_trains(tmp_path: Path) -> None:
-    torch._C._set_mkldnn_enabled(False)  # some virtual CPUs promise bf16 instructions that they do not have
+def test_bf16_trains_with_a_loss_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.training import loop
+
+    plain, types = loop.LOSSES["softmax"], set()
+
+    def spy(logits, *args):
+        types.add(logits.dtype)
+        return plain(logits, *args)
+
+    monkeypatch.setitem(loop.LOSSES, "softmax", spy)
+    torch._C._set_mkldnn_enabled(False)  # some virtual CPUs advertise bf16 instructions that they do not have
     try:
         folder, _ = run(tmp_path / "r", tiny(steps=30, lr=3e-3), settings={"precision": "bf16"})
     finally:
@@ -188,6 +275,7 @@ def test_bf16_trains(tmp_path: Path) -> None:
     losses = [row["loss"] for row in folder.metrics() if row["event"] == "train"]
     assert losses[-1] < losses[0]
     assert weights(tmp_path / "r")["head.weight"].dtype == torch.float32
+    assert types == {torch.float32}
 
 
 def test_broken_numbers_stop_the_run_and_keep_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
