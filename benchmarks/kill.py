@@ -1,10 +1,11 @@
-"""kill -9 at many random moments, in processes of their own: the run that went on must equal the one never cut.
+"""Kill a run (SIGKILL) at many random moments, resume it each time, and compare it with an uninterrupted run.
 
     python -m benchmarks.kill [--kills 20] [--steps 1600] [--seed 0]
 
-A small ViT with dropout, stochastic depth, MixUp and EMA learns the digits, saving after every 5th step, so that many
-kills come while a checkpoint is written; each is resumed with another number of workers. Prints the moments, and how
-many came during a save. Exit code 1 if a single bit of weights, moments or EMA, or a number of the metrics, differs.
+A small ViT with dropout, stochastic depth, MixUp and EMA learns the digits in processes of its own. It saves every 5
+steps, so that many kills come while a checkpoint is being written, and resumes with another number of workers. Prints
+every kill and how many came during a save. The exit code is 1 if any bit of the weights, moments or EMA, or any number
+of the metrics, differs. Needs POSIX signals.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def child(out: Path, steps: int, workers: int) -> subprocess.Popen[bytes]:
 
 
 def saving(out: Path) -> bool:
-    """Whether a file is being written: its private folder is there."""
+    """Whether a file is being written: its staging folder exists."""
     return any(out.glob(".vitkit-*")) or any((out / "state").glob(".vitkit-*"))
 
 
@@ -60,20 +61,20 @@ def main() -> None:
         whole, cut = Path(place) / "whole", Path(place) / "cut"
         began = time.monotonic()
         assert child(whole, args.steps, 0).wait() == 0
-        print(f"uncut: {time.monotonic() - began:.1f} s")
-        pause = (time.monotonic() - began) / args.kills  # so that the kills are spread over the run
+        print(f"uninterrupted: {time.monotonic() - began:.1f} s")
+        pause = (time.monotonic() - began) / args.kills  # spreads the kills over the run
         kills = during = 0
         while kills < args.kills:
             process, before = child(cut, args.steps, kills % 3), state(cut)
-            while process.poll() is None and state(cut) == before:  # until this process has saved something
+            while process.poll() is None and state(cut) == before:  # until this process has saved a state
                 time.sleep(0.01)
             time.sleep(draw.uniform(0, pause))
-            if kills % 2:  # every second kill waits for a save to begin, and then for a moment more
+            if kills % 2:  # every other kill waits for a save to begin, and a moment longer
                 while process.poll() is None and not saving(cut):
                     pass
                 time.sleep(draw.uniform(0, 0.004))
             if process.poll() is not None:
-                print("the run ended before it could be killed; use more --steps")
+                print("The run ended before it could be killed; use more --steps.")
                 break
             os.kill(process.pid, signal.SIGSTOP)
             here = saving(cut)
@@ -90,14 +91,14 @@ def main() -> None:
         moments = all(bool((a[name] == b[name]).all()) for name in a) and set(a) == set(b)
         print(
             f"{kills} kills, {during} while saving: weights, best and EMA "
-            f"{'equal' if not any(found.weights.values()) else found.weights}, optimiser "
+            f"{'equal' if not any(found.weights.values()) else found.weights}, optimizer "
             f"{'equal' if moments else 'differs'}, metrics {'equal' if found.metrics is None else found.metrics}"
         )
         sys.exit(0 if found.same and moments and kills == args.kills else 1)
 
 
 def state(out: Path) -> str | None:
-    """Name of the newest complete state."""
+    """Return the name of the newest state."""
     found = sorted((out / "state").glob("step-*.safetensors"))
     return found[-1].stem if found else None
 

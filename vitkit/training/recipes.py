@@ -1,4 +1,4 @@
-"""RECIPES: the paper's Tables 3 and 4, what its authors published later, and ours. `vitkit recipes` prints them."""
+"""RECIPES: the paper's Tables 3 and 4, later publications, and our own. `vitkit recipes` prints them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vitkit.training.recipe import INCEPTION, Recipe
 
 PAPER = "arXiv 2010.11929"
 
-# Table 3. The paper's text: Adam b1 .9 b2 .999, batch 4096, warm-up 10k steps, 224 px; on ImageNet clip 1 too.
-# The linear decay's end, the sigmoid loss and its head bias on ImageNet-21k were told by the authors afterwards.
+# Table 3 and its text: Adam with betas .9 and .999, batch 4096, 10k warm-up steps, 224 px; on ImageNet also clip 1.
+# The end of the linear decay, and the sigmoid loss and its head bias on ImageNet-21k, come from the authors' code.
 _TABLE3 = Recipe(
     source=f"{PAPER}, Table 3",
     batch_size=4096,
@@ -38,7 +38,7 @@ _21K = replace(
 )
 _IMAGENET = replace(
     _TABLE3,
-    expect="ImageNet from scratch; the paper: B/16 77.9% at 384 px (Table 5).",
+    expect="ImageNet from scratch. The paper reports 77.9% for B/16 at 384 px (Table 5).",
     epochs=300,
     lr=3e-3,
     decay="cosine",
@@ -49,7 +49,7 @@ _IMAGENET = replace(
 )
 
 # Table 4 and B.1.1: SGD with momentum, batch 512, cosine, no weight decay, clip 1, 384 px, a new head of zeros. The
-# learning rate is chosen from a few on a held-out part of train; the authors' code warms up over 500 steps.
+# learning rate is chosen on a held-out part of train. The warm-up of 500 steps is in the authors' code.
 _TABLE4 = Recipe(
     source=f"{PAPER}, Table 4 and B.1.1",
     batch_size=512,
@@ -64,7 +64,7 @@ _TABLE4 = Recipe(
 )
 _SMALL_SETS = replace(_TABLE4, lr_choices=(0.001, 0.003, 0.01, 0.03))
 
-# "How to train your ViT?": ImageNet, 300 epochs at lr 1e-3; a level is MixUp and RandAugment together.
+# "How to train your ViT?": ImageNet, 300 epochs at lr 1e-3. A level is a strength of MixUp and of RandAugment.
 _AUGREG = replace(
     _IMAGENET,
     source="arXiv 2106.10270, section 3",
@@ -72,7 +72,7 @@ _AUGREG = replace(
     weight_decay=0.1,
     dropout=0.0,
     pre_logits=False,
-    expect="ImageNet, regularised by augmentation.",
+    expect="ImageNet from scratch, regularised by augmentation.",
 )
 
 
@@ -84,7 +84,7 @@ def _augreg(mixup: float, layers: int, magnitude: float) -> Recipe:
 
 _DEIT = Recipe(
     source="arXiv 2012.12877, Table 9",
-    expect="ImageNet from scratch; DeiT: S/16 79.8%, B/16 81.8%.",
+    expect="ImageNet from scratch. DeiT reports 79.8% for S/16, 81.8% for B/16.",
     image_size=224,
     epochs=300,
     batch_size=1024,
@@ -150,7 +150,7 @@ RECIPES: dict[str, Recipe] = {
     "finetune-cifar100": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 91.67% (Table 5)."),
     "finetune-pets": replace(_SMALL_SETS, steps=500, warmup=100, val=0.1, expect="From 21k: B/16 94.43% (Table 5)."),
     "finetune-flowers": replace(_SMALL_SETS, steps=500, warmup=100, val=0.1, expect="From 21k: B/16 99.38% (Table 5)."),
-    "finetune-vtab": replace(_TABLE4, steps=2_500, lr_choices=(0.01,), val=0.1, expect="1,000 images a task."),
+    "finetune-vtab": replace(_TABLE4, steps=2_500, lr_choices=(0.01,), val=0.1, expect="VTAB, 1,000 images per task."),
     "finetune-512": replace(
         _TABLE4,
         source=f"{PAPER}, Table 2",
@@ -177,8 +177,8 @@ RECIPES: dict[str, Recipe] = {
     "deit": _DEIT,
     "small-data": replace(
         _DEIT,
-        source="DeiT's (arXiv 2012.12877, Table 9), batch and warm-up for few images",
-        expect="A few thousand images from scratch; fine-tuning will do better.",
+        source="DeiT's (arXiv 2012.12877, Table 9) with a batch, lr and warm-up for few images",
+        expect="A few thousand images from scratch. Fine-tuning will do better.",
         batch_size=128,
         lr=5e-4,
         warmup=0.05,
@@ -187,7 +187,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "finetune": Recipe(
         source="ours",
-        expect="A folder of photos and pre-trained weights (--from); AdamW, layer decay 0.75.",
+        expect="A folder of photos, with pre-trained weights (--from).",
         epochs=20,
         batch_size=32,
         lr=1e-3,
@@ -199,10 +199,10 @@ RECIPES: dict[str, Recipe] = {
         label_smoothing=0.1,
     ),
     "digits": Recipe(
-        source="ours, checked on a held-out part of train",
+        source="ours, tuned on a held-out part of train",
         small_data=True,
         config=_DIGITS,
-        expect="scikit-learn's digits, from scratch: over 97% in under 3 minutes on 2 cores. Shifts, never flips.",
+        expect="scikit-learn's digits from scratch: over 97% in under 3 minutes on 2 cores.",
         epochs=45,
         batch_size=32,
         lr=3e-3,
@@ -231,10 +231,10 @@ RECIPES: dict[str, Recipe] = {
         mix=Mix(cutmix=1.0, probability=0.3),
     ),
     "foodvision-scratch": Recipe(
-        source="ours, checked on a held-out part of train",
+        source="ours, tuned on a held-out part of train",
         small_data=True,
         config=_FOOD,
-        expect="FoodVision Mini (225 images) from scratch: over 55%, where the course has 26%.",
+        expect="FoodVision Mini (225 images) from scratch: over 55%; the course reports 26%.",
         epochs=100,
         batch_size=32,
         lr=1e-3,
@@ -246,7 +246,7 @@ RECIPES: dict[str, Recipe] = {
         mix=Mix(mixup=0.2, cutmix=0.5, probability=0.5),
     ),
     "foodvision-finetune": Recipe(
-        source="ours, checked on a held-out part of train",
+        source="ours, tuned on a held-out part of train",
         expect="FoodVision Mini from a pre-trained Ti/16 (--from): at least 71 of its 75 test images.",
         epochs=5,
         batch_size=32,
