@@ -1,4 +1,4 @@
 """RECIPE -> WEIGHTS: recipes, optimizer, loss, the training loop, its state, and the run folder.
 
-Not here: reading and augmenting images (data), measuring (evaluation), printing (cli).
+What does not belong here: reading and augmenting images (data), measuring (evaluation), printing (cli).
 """
