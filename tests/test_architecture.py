@@ -238,3 +238,31 @@ def test_public_names_exist_and_are_documented() -> None:
             assert getattr(vitkit, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         vitkit.nothing  # noqa: B018
+
+
+# Where Eqs. 2 and 3 are computed: docs/design.md says why there. A function counts if it reads a block's norms or its
+# two branches; gathering weights (Fused.__init__) is not computing.
+BLOCKS = {
+    "model/vit.py": {"Block.attend", "Block.feed_forward", "Block.attention"},
+    "paper.py": {"TransformerEncoderBlock.forward"},
+    "huggingface.py": {"ViTLayer.forward", "ViTLayer.feed_forward_chunk"},
+    "speed/fused.py": {"Fused.block"},
+    "speed/training.py": {"fused_blocks"},
+}
+READS = {"norm1", "norm2", "layernorm_before", "layernorm_after", "msa_block", "mlp_block"}
+
+
+def test_eqs_2_and_3_are_computed_in_five_places() -> None:
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+            functions = [(f"{node.name}.", f) for f in node.body] if isinstance(node, ast.ClassDef) else [("", node)]
+            for owner, function in functions:
+                if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+                    used = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+                    if used & READS:
+                        found.setdefault(path.as_posix(), set()).add(owner + function.name)
+    assert found == BLOCKS
+    page = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    for path, names in BLOCKS.items():
+        assert any(f"`{path}: {name}`" in page or f"`{path}: {name.split('.')[0]}`" in page for name in names), path

@@ -28,8 +28,7 @@ from vitkit.model.checks import Indices, indices, pair
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.init import initialise
 from vitkit.model.inputs import masks, validate_and_pad
-from vitkit.model.parts.layers import ACTIVATIONS, PatchProjection, Residual, norm
-from vitkit.model.parts.pools import POOLS
+from vitkit.model.parts.layers import ACTIVATIONS, POOLS, PatchProjection, Residual, norm
 from vitkit.model.parts.positions import Grid, PositionEmbedding
 from vitkit.model.prune import prune_heads
 
@@ -188,7 +187,8 @@ class ViT(nn.Module):
         self.norm, self.pool = norm(c), POOLS[c.pool](c)
         self.pre_logits = nn.Linear(c.hidden_size, c.hidden_size) if c.pre_logits else None
         self.head = nn.Linear(c.hidden_size, c.num_classes) if c.num_classes else nn.Identity()
-        initialise(self)
+        if not self.norm.weight.is_meta:        # a model without storage is filled from a file
+            initialise(self)
 
     def forward(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W].
@@ -208,7 +208,7 @@ class ViT(nn.Module):
         return self.read(self.encode(x, head_mask, self.pool.rows))
 
     def read(self, z: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Eq. 4: y = LN(z_L^0), of all tokens or of those that the pool reads; `weight` as in `parts.pools.Mean`."""
+        """Eq. 4: y = LN(z_L^0), of all tokens or of those that the pool reads; `weight` as in `Mean.forward`."""
         return self.norm(self.pool(z, weight)) if self.config.norm_after_pool else self.pool(self.norm(z), weight)
 
     def tokens(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
