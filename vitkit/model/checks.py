@@ -1,4 +1,4 @@
-"""Checks that a configuration's fields, and the indices a caller gives, make of themselves."""
+"""Checks of configuration fields and of the indices that a caller passes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def pair(size: int | Iterable[int]) -> tuple[int, int]:
 
 
 def one_of(name: str, value: object, allowed: Any) -> None:
-    """Refuse a value that is none of the words of the Literal `allowed`."""
+    """Raise unless the value is one of the words of the Literal `allowed`."""
     if value not in get_args(allowed):
         hint = nearest(str(value), list(get_args(allowed)))
         raise ConfigError(f"{name} must be one of {', '.join(get_args(allowed))}; got {value!r}{hint or '.'}")
 
 
 def whole(name: str, value: object, least: int) -> None:
-    """Refuse what is no integer, or below `least`."""
+    """Raise unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}.")
 
 
 def number(name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    """Refuse what is no finite number between `low` and `high`."""
+    """Raise unless the value is a finite number between `low` and `high`."""
     real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not real or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         span = f"{'over' if open_low else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
@@ -41,7 +41,7 @@ def number(name: str, value: object, low: float, high: float = math.inf, *, open
 
 
 def size(name: str, value: object) -> int | tuple[int, int]:
-    """Check a size and give it one spelling: a number when square, else (height, width)."""
+    """Check a size and normalise it: a number if square, else (height, width)."""
     sides = [value] if isinstance(value, int) else value
     if not isinstance(sides, list | tuple) or len(sides) not in (1, 2):
         raise ConfigError(f"{name} must be a number of pixels or (height, width); got {value!r}.")
@@ -51,7 +51,7 @@ def size(name: str, value: object) -> int | tuple[int, int]:
 
 
 def indices(name: str, given: int | Iterable[int], count: int) -> list[int]:
-    """Turn one index or several, from the front or the end, into a list of numbers in 0..count-1."""
+    """Turn one index or several (negative ones count from the end) into a list of numbers in 0..count-1."""
     values = [given] if isinstance(given, int) else list(given)
     for value in values:
         if not -count <= value < count:

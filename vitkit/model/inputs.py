@@ -1,4 +1,4 @@
-"""What a model is given: pixels that can be cut into patches, head masks that fit. The rest is refused by name."""
+"""Check a model's inputs: pixels that can be cut into patches, head masks of the right shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
         c: the model's configuration.
 
     Raises:
-        InputError: wrong rank, channels or type, or a side that is no multiple and may not be padded.
+        InputError: wrong rank, channels or type, or a side that is not a multiple of the patch and may not be padded.
     """
     P = c.patch_size
     if x.dim() != 4 or x.shape[1] != c.num_channels:
@@ -40,7 +40,7 @@ def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
 
 
 def masks(head_mask: Tensor | None, c: ViTConfig) -> list[Tensor | None]:
-    """One row [h] of a head mask for each layer, or None for each.
+    """Return one row [h] of a head mask per layer, or None per layer.
 
     Args:
         head_mask: [h], the same for all layers, or [L, h].

@@ -1,4 +1,4 @@
-"""Cutting attention heads out for good: smaller matrices, not masks."""
+"""Removing attention heads for good: smaller matrices instead of masks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _keep(msa: MSA, heads: tuple[int, ...]) -> None:
 
 
 def prune_heads(model: ViT, heads: Mapping[int, Iterable[int]]) -> None:
-    """Remove heads from a model, in place; its config says so afterwards, and so does any checkpoint of it.
+    """Remove heads from a model, in place. Its config and its checkpoints record which.
 
     Args:
         model: a ViT.
-        heads: {layer: heads}, by original numbers; heads that are already gone may be named again.
+        heads: {layer: heads}, by original numbers; naming heads that are already gone is allowed.
 
     Raises:
         ConfigError: no such layer or head, or no head would be left. The model is then unchanged.

@@ -1,4 +1,4 @@
-"""Work as CUDA graphs, which saves the time between kernels: anything (`capture`), or a training step (GraphedStep)."""
+"""CUDA graphs, which save the time between kernels: of any work (`capture`), or of a training step (`GraphedStep`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def warm_up(work: Callable[[], object]) -> None:
-    """Run work on a stream of its own: kernels are chosen and loaded before they are captured.
+    """Run work on a separate stream, so that kernels are chosen and loaded before they are captured.
 
     Args:
         work: CUDA work.
@@ -30,15 +30,15 @@ def warm_up(work: Callable[[], object]) -> None:
 
 
 def capture(work: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """A graph of some work, and the result that every replay writes anew.
+    """Capture work as a graph; return it with the result, which every replay overwrites.
 
     Args:
         work: CUDA work that has run before.
-        pool: another graph's, whose memory this work reads.
+        pool: memory pool of another graph whose results this work reads (default: its own).
     """
     graph = torch.cuda.CUDAGraph()
-    # cuBLAS keeps its working memory for the next who asks. Captured, that memory must be this graph's alone: another
-    # graph's ends with it, and torch.compile's CUDA graphs give it away.
+    # cuBLAS caches its workspace for the next caller. A captured workspace must belong to this graph alone: one from
+    # another graph is freed with that graph, and torch.compile's CUDA graphs reuse theirs.
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.graph(graph, pool=pool):
         result = work()
@@ -47,15 +47,15 @@ def capture(work: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CU
 
 
 class GraphedStep:
-    """Forward and backward for pixels of one shape as CUDA graphs; random numbers go on as if nothing had happened.
+    """Forward and backward passes for pixels of one shape, as CUDA graphs. Random numbers continue as without graphs.
 
-    torch's own `make_graphed_callables` records with the parameters themselves, and fails where somebody still holds
-    a loss of theirs: what adds up a parameter's gradient then belongs to another stream. Here stand-ins are recorded,
-    which share the parameters' memory and which nobody else knows.
+    torch's own `make_graphed_callables` captures the parameters themselves, and fails if a loss computed from them is
+    still alive: their gradient accumulators then belong to another stream. This class captures private stand-ins that
+    share the parameters' memory.
 
     Args:
-        module: takes pixels and gives logits; runs under autocast to bf16.
-        x: pixels; their values do not matter.
+        module: maps pixels to logits; runs under autocast to bf16.
+        x: example pixels; only their shape matters.
     """
 
     def __init__(self, module: nn.Module, x: Tensor) -> None:
@@ -88,7 +88,7 @@ class GraphedStep:
 
 
 class Replay(torch.autograd.Function):
-    """A graphed's logits, and its gradients to the parameters that it was made of."""
+    """The logits of a GraphedStep, and its gradients for the parameters."""
 
     @staticmethod
     def forward(ctx: Context, graphed: GraphedStep, x: Tensor, *_: Tensor) -> Tensor:

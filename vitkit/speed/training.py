@@ -25,12 +25,12 @@ from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.kernels import flat_patches
 
-# Kernels of attention in the order in which they are tried; on Hopper the first is the fastest, back and forth.
+# Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def fusible(model: ViT, x: Tensor) -> bool:
-    """Whether the fused parts apply to this model and these pixels, as things stand."""
+    """Tell whether the fused parts apply to this model and these pixels in the current autocast and gradient modes."""
     c = model.config
     return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None
@@ -38,18 +38,18 @@ def fusible(model: ViT, x: Tensor) -> bool:
 
 
 def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
-    """Raise where a model cannot be trained with fp8 products.
+    """Raise if a model cannot be trained with fp8 products.
 
     Args:
         c: the architecture.
         device: where it is trained.
 
     Raises:
-        ConfigError: says why, and what to use.
+        ConfigError: with the reason, and what to use instead.
     """
     heads = {len(c.heads_of(layer)) for layer in range(c.num_hidden_layers)}
     widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
-    for wrong, why in ((device.type != "cuda", f"a CUDA device; this is {device.type}"),
+    for wrong, why in ((device.type != "cuda", f"a CUDA device; got {device.type}"),
                        (c.hidden_dropout_prob or c.layer_scale is not None, "a model without dropout and layer scale"),
                        (any(width % 16 for width in widths), "widths that are multiples of 16")):
         if wrong:
@@ -140,10 +140,10 @@ class TrainingForward(nn.Module):
 
     Args:
         model: a ViT; its parameters are the only ones.
-        graph: whether forward and backward of the fused parts become one CUDA graph each, which saves the time between
-            their kernels. Gradients are then the graph's own memory: they must be used before the next forward, so
-            nothing can be accumulated over several.
-        fp8: see `fused_forward`; the model must be one for which `refuse_fp8` has nothing to say.
+        graph: whether the fused forward and backward passes become one CUDA graph each, which saves the time between
+            their kernels. Gradients then live in the graph's memory and must be used before the next forward pass, so
+            they cannot be accumulated over several.
+        fp8: see `fused_forward`; the model must pass `refuse_fp8`.
     """
 
     def __init__(self, model: ViT, graph: bool = False, fp8: bool = False) -> None:
@@ -159,17 +159,17 @@ class TrainingForward(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def fused(self, x: Tensor) -> Tensor:
-        """Logits by fused parts, from a graph where there shall be one."""
+        """Logits by fused parts, from a CUDA graph if `graph`."""
         if not self.graph or not self.model.training:
             return fused_forward(self.model, x, self.fp8)
         if self.graphed is None or self.graphed.x.shape != x.shape:
-            self.graphed = None               # its memory is free before the next one takes some
+            self.graphed = None               # free its memory before the next graph takes some
             self.graphed = GraphedStep(Whole(self.model, self.fp8).train(), x)
         return self.graphed(x)
 
 
 class Whole(nn.Module):
-    """`fused_forward` as a module, for the graphed.
+    """`fused_forward` as a module, for a GraphedStep.
 
     Args:
         model: a ViT.

@@ -19,7 +19,7 @@ Grid = tuple[int, int]
 
 
 def _interpolate(**how: Any) -> Callable[[int, int], Tensor]:
-    """A rule that is one of torch's own filters: its matrix is what it makes of the identity."""
+    """Make a rule of one of torch's own filters: its matrix is the filtered identity."""
 
     def matrix(old: int, new: int) -> Tensor:
         return F.interpolate(torch.eye(old)[None, None], size=(new, old), **how)[0, 0]  # [new, old]
@@ -65,7 +65,7 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
 
 
 class PositionEmbedding(nn.Module):
-    """E_pos for the grid it was trained on, and resized on demand for any other.
+    """E_pos for the grid it was trained on, resized on demand for any other grid.
 
     A resized table is computed anew in each forward, so that gradients reach the trained one and it can never be
     stale. `remember` keeps the result for sizes that are used often; `forward` only ever reads what is kept, and
@@ -83,7 +83,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.grid, self.rule = grid, rule
         self.table = nn.Parameter(torch.zeros(1, prefix + grid[0] * grid[1], width))
-        self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}  # made of which table, at which version
+        self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}  # the source table, its version, the result
 
     def forward(self, grid: Grid) -> Tensor:
         """E_pos for `grid`: [1, prefix + rows * columns, D]."""
@@ -99,7 +99,7 @@ class PositionEmbedding(nn.Module):
     @torch.no_grad()
     def remember(self, grid: Grid) -> None:
         """Keep the table of `grid` until the trained one changes."""
-        if grid != self.grid and not self.table.is_inference():  # an inference tensor does not tell when it changes
+        if grid != self.grid and not self.table.is_inference():  # an inference tensor has no version
             self._kept[grid] = self.table, self.table._version, resize(self.table, self.grid, grid, self.rule)
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class PositionEmbedding(nn.Module):
         self._kept.clear()
 
     def train(self, mode: bool = True) -> PositionEmbedding:
-        """Training changes the table, so nothing that was kept survives it."""
+        """Set the mode; training changes the table, so it drops everything that was kept."""
         if mode:
             self._kept.clear()
         return super().train(mode)
