@@ -114,7 +114,7 @@ def test_fp8_training_of_zeros_is_finite() -> None:
 @pytest.mark.parametrize(
     ("changes", "device", "why"),
     [
-        ({}, "cpu", "a CUDA device; this is cpu"),
+        ({}, "cpu", "a CUDA device; got cpu"),
         ({"hidden_dropout_prob": 0.1}, "cuda", "a model without dropout and layer scale"),
         ({"layer_scale": 0.1}, "cuda", "a model without dropout and layer scale"),
         ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),

@@ -1,4 +1,4 @@
-"""The authors' initialisation of a new model, from their published code (the paper only says that new heads are zero)."""
+"""The authors' initialisation, from their published code (the paper only says that new heads are zero)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitkit.model.parts.positions import PositionEmbedding
 
 
 def lecun_normal_(weight: Tensor) -> None:
-    """Fill with a normal of variance 1 / fan_in, truncated at two standard deviations and rescaled to keep that variance."""
+    """Fill with a normal of variance 1 / fan_in, truncated at two standard deviations, rescaled to that variance."""
     std = math.sqrt(1 / weight[0].numel()) / 0.87962566103423978
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
