@@ -149,7 +149,10 @@ FAULTS: dict[str, Fault] = {
         "training/optim.py", "(layers + 1 - layer_of(name, layers))", "layer_of(name, layers)", "training/test_parts.py"
     ),
     "the running average moves by decay instead of the rest": fault(
-        "training/ema.py", "1 - self.decay", "self.decay", "training/test_parts.py"
+        "training/optim.py",
+        "list(self.model.parameters()), 1 - self.decay",
+        "list(self.model.parameters()), self.decay",
+        "training/test_parts.py",
     ),
     "a resumed run forgets the optimiser": fault(
         "training/state.py", "if name in state:", "if name in ():", "training/test_loop.py"
