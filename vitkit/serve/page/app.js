@@ -99,6 +99,7 @@ function forget(thumb) {
   $("photo").hidden = true;
   $("invitation").textContent = "Drop, paste or choose a photo";
   $("invite").hidden = false;
+  $("drop").classList.remove("full");
 }
 
 function addToTray(source, label, load, front = false) {
