@@ -16,6 +16,7 @@ from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.features.choice import Choice
+from vitkit.model.parts.layers import POOLS
 from vitkit.model.vit import ViT
 from vitkit.types import Array
 
@@ -92,7 +93,7 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
     new = copy.copy(model)
     new._modules = dict(model._modules)  # a table of its own, so that replacing the head leaves `model` as it is
     new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
-    new.pre_logits = model.pre_logits if config.pre_logits else None
+    new.pool, new.pre_logits = POOLS[config.pool](config), model.pre_logits if config.pre_logits else None
     linear = nn.Linear(*reversed(head.W.shape))
     for name, value in (("weight", head.W), ("bias", head.b)):
         setattr(linear, name, nn.Parameter(torch.from_numpy(value).to(model.norm.weight)))
