@@ -22,6 +22,7 @@ from vitkit.errors import BadImage, DataError, InputError, OutputError
 from vitkit.evaluation.predict import Images
 from vitkit.features import FeatureCache, embed, fill
 from vitkit.features.cache import backbone_hash
+from vitkit.runtime import Runtime
 
 
 @pytest.fixture
@@ -92,6 +93,22 @@ def test_other_weights_preprocessing_features_or_bytes_are_other_keys(folder, ca
     again = fill(model, source, cache, workers=0)
     assert (again.computed, again.reused) == (1, 11)
     assert np.allclose(again.read().features, direct(model, source), atol=1e-5)
+
+
+def test_precision_decoder_and_format_are_part_of_the_key(folder, cache, monkeypatch) -> None:
+    model, source = tiny(), open_source(folder, "all")
+    fill(model, source, cache, workers=0)
+    runtime = Runtime("cpu")
+    assert fill(model, source, cache, workers=0, runtime=runtime).reused == 12
+    runtime.precision = "bf16"
+    assert fill(model, source, cache, workers=0, runtime=runtime).computed == 12
+    with monkeypatch.context() as other:
+        other.setattr("PIL.__version__", "0.0")
+        assert fill(model, source, cache, workers=0).computed == 12
+    with monkeypatch.context() as other:
+        other.setattr("vitkit.features.cache.FORMAT", 0)
+        assert fill(model, source, cache, workers=0).computed == 12
+    assert fill(model, source, cache, workers=0).reused == 12
 
 
 def test_equal_images_are_computed_once(cache) -> None:

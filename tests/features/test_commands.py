@@ -67,9 +67,11 @@ def test_probe_leaves_a_run_folder(place) -> None:
         "s, not counting imports and loading",
         "k-NN, k = 200",
         "ridge, 5 images per class",
-        "nearest-class-mean",
+        "ridge, 1 image per class",
+        "folds 5",
     ):
         assert words in said
+    assert "nearest" not in said  # logistic is saved, so k-NN needs no substitute
     run = RunFolder.open(place / "run")
     assert run.info["kind"] == "probe"
     assert run.info["features"] == "cls"
@@ -205,6 +207,7 @@ def test_a_second_probe_computes_nothing(place) -> None:
     assert found["computed"] == 0
     assert found["work_seconds"] > 0
     assert found["methods"][0]["head_top1"] == found["top1"]  # what is saved is the head, not the neighbours
+    assert "nearest-class-mean classifier is saved instead" in RunFolder.open(place / "second").info["notes"][0]
     assert vitkit.load(place / "second").input_spec.class_names == tuple(sorted(COLOURS))
 
 
@@ -392,3 +395,32 @@ def test_json_is_alone_on_standard_output(place) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] == 15
+
+
+def test_a_class_called_none_survives_every_file(place, tmp_path) -> None:
+    """Names that some readers take for missing values: through embed, probe, eval and predict."""
+    names = ["NA", "None", "nan"]
+    folder = photos(tmp_path / "photos", {"train": 4, "test": 2}, dict(zip(names, COLOURS.values())))
+    how = ("--from", place / "tiny.safetensors", "--cache", tmp_path / "cache", "--workers", 0)
+    call("embed", folder, *how, "--out", tmp_path / "f.parquet")
+    call("embed", folder, *how, "--out", tmp_path / "f.npz")
+    import pyarrow.parquet
+
+    rows = pyarrow.parquet.read_table(tmp_path / "f.parquet").to_pylist()
+    assert sorted({row["class"] for row in rows}) == names
+    with np.load(tmp_path / "f.npz", allow_pickle=False) as arrays:
+        assert arrays["class_names"].tolist() == names
+    call("probe", folder, *how, "--out", tmp_path / "run")
+    assert vitkit.load(tmp_path / "run").input_spec.class_names == tuple(names)
+    said = call("predict", tmp_path / "run", folder / "test", "--top", 1, "--csv").stdout
+    predicted = [row["class"] for row in csv.DictReader(io.StringIO(said))]
+    assert set(predicted) == set(names)
+    as_json = json.loads(call("predict", tmp_path / "run", folder / "test", "--top", 1, "--json").stdout)
+    assert [row["guesses"][0]["name"] for row in as_json["predictions"]] == predicted
+
+    call("eval", tmp_path / "run", folder, "--workers", 0, "--out", tmp_path / "numbers")
+    for file, column in (("predictions", "truth"), ("predictions", "predicted"), ("per_class", "class")):
+        table = csv.DictReader((tmp_path / "numbers" / f"{file}.csv").read_text(encoding="utf-8").splitlines())
+        assert sorted({row[column] for row in table}) == names
+    table = csv.DictReader((tmp_path / "numbers" / "confusion.csv").read_text(encoding="utf-8").splitlines())
+    assert table.fieldnames == ["truth", *names]

@@ -51,6 +51,6 @@ def test_the_commands_run_and_the_table_is_true(shared_data, tmp_path, monkeypat
     assert "73 of 75, 97.3%" in page
     for method in ("ridge", "knn"):
         assert re.search(method + r" +0\.9600 +72 of 75", said)
-    shots = [f"{float(share) * 100:.1f}" for share in re.findall(r"images per class: (0\.\d+)", said)]
+    shots = [f"{float(share) * 100:.1f}" for share in re.findall(r"images? per class: (0\.\d+)", said)]
     assert " / ".join(reversed(shots)) in page
     assert "sushi" in said.splitlines()[-1]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -18,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tests.features.samples import tiny
 from vitkit import load, save
+from vitkit.data.base import stratified
 from vitkit.data.order import Order
 from vitkit.errors import ConfigError, DataError, UnknownName
 from vitkit.features import Head, Options, attach, choose, fit
@@ -158,7 +160,12 @@ def test_sgd_comes_close_to_the_solver() -> None:
     assert abs(accuracy[0] - accuracy[1]) <= 0.03
     assert accuracy[1] > 0.8
     assert np.allclose(fit("sgd", X, y, "abcd").head.W, descent.head.W)
-    assert list(descent.chosen["held_out_nll"]) == ["0.1", "0.3", "1", "3", "10"]
+    losses = descent.chosen["held_out_nll"]
+    assert list(losses) == ["0.1", "0.3", "1", "3", "10"]
+    assert f"{descent.chosen['rate']:g}" == min(losses, key=losses.get)
+    kept, out = stratified(y, 0.1, 0)  # judged on a tenth
+    judged = descend(X[kept], y[kept], 4, [0.1, 0.3, 1.0, 3.0, 10.0], seed=0)[2].logits(X[out])
+    assert losses["1"] == pytest.approx(log_loss(y[out], softmax(judged, axis=1)), rel=1e-3)
 
 
 def test_sgd_is_momentum_with_weight_decay_and_a_cosine() -> None:
@@ -275,6 +282,12 @@ def test_ridge_is_as_sure_as_it_is_right() -> None:
     found, plain = fit("ridge", X, y, "abcd"), ridge(X, y, 4)
     assert found.chosen["factor"] > 1
     assert found.chosen["l2"] == 1024
+    scores, truth = np.zeros((200, 4)), y
+    for inside, outside in StratifiedKFold(5, shuffle=True, random_state=0).split(X, y):
+        scores[outside] = ridge(X[inside], y[inside], 4).logits(X[outside])
+    factors = 10 ** np.arange(-1, 3.025, 0.05)  # a tenth to a thousand, twenty steps to a power of ten
+    best = min(factors, key=lambda factor: log_loss(truth, softmax(scores * factor, axis=1)))
+    assert found.chosen["factor"] == pytest.approx(best)
     assert np.allclose(found.head.logits(Xt), plain.logits(Xt) * found.chosen["factor"])
 
 

@@ -131,18 +131,18 @@ def show(found: Probe, data: str) -> None:
 
     m, train, held = found.evaluation.measures, found.train, found.held
     print(
-        f"{len(train.source)} training images, {m.n} to evaluate on ({found.evaluation.part}); feature "
+        f"{int(train.readable.sum())} training images, {m.n} to evaluate on ({found.evaluation.part}); feature "
         f"{train.choice.name}: {train.computed + held.computed} computed, {train.reused + held.reused} from the "
         f"cache, {found.seconds['embed']:.2f} s"
     )
     print_table(
-        ["method", "top-1#", "correct#", "chosen on training images", "seconds#"],
+        ["method", "top-1#", "correct#", "settings", "seconds#"],
         [
             [
                 r.fitted.method,
                 f"{r.top1:.4f}",
                 f"{r.correct} of {m.n}",
-                ", ".join(f"{k} {v:g}" for k, v in r.fitted.chosen.items() if isinstance(v, int | float)),
+                ", ".join(f"{k} {v:.4g}" for k, v in r.fitted.chosen.items() if isinstance(v, int | float)),
                 f"{r.seconds:.2f}",
             ]
             for r in found.results
@@ -151,17 +151,17 @@ def show(found: Probe, data: str) -> None:
     for result in found.results:
         for row in result.more.get("few_shot", ()):
             print(
-                f"  ridge, {row['shots']} images per class: {row['mean']:.4f} "
+                f"  ridge, {row['shots']} {'image' if row['shots'] == 1 else 'images'} per class: {row['mean']:.4f} "
                 f"({', '.join(f'{a:.4f}' for a in row['accuracies'])})"
             )
         for row in result.more.get("neighbours", ()):
             print(f"  k-NN, k = {row['k']}: {row['top1']:.4f}")
-        for note in result.fitted.notes:
-            print(f"note: {note}")
-    first = found.results[0]
+    for note in found.run.info["notes"]:
+        print(f"note: {note}")
+    method = found.results[0].fitted.method
     print(
-        f"saved: {first.fitted.method}, top-1 {m.top1:.4f}, 95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}, "
-        f"ECE {m.ece:.4f}"
+        f"saved: {'nearest class mean' if method == 'knn' else method}, top-1 {m.top1:.4f}, 95% interval "
+        f"{m.ci95[0]:.4f} to {m.ci95[1]:.4f}, ECE {m.ece:.4f}"
     )
     print(f"{found.seconds['work']:.2f} s, not counting imports and loading")
     print(f"wrote {found.run.path}\nnext: vitkit eval {found.run.path} {data}    vitkit predict {found.run.path} IMAGE")

@@ -156,16 +156,7 @@ def _knn(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fi
     bank = knn.Neighbours(X, y, K)
     k = bank.best_k(seed=options.seed)
     head = knn.class_means(X, y, K)
-    return Fitted(
-        "knn",
-        head,
-        lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12),
-        {"k": k, "T": knn.T},
-        (
-            "k-NN has no weights that a checkpoint could hold: the saved head is the nearest-class-mean classifier, "
-            "whose accuracy is reported next to that of k-NN.",
-        ),
-    )
+    return Fitted("knn", head, lambda Q: np.log(bank.votes(Q, (k,))[k] + 1e-12), {"k": k, "T": knn.T})
 
 
 METHODS: dict[str, Callable[[Array, Array, Sequence[str], Options], Fitted]] = {

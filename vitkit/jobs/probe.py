@@ -218,7 +218,7 @@ def probe(
     found = Evaluation(
         str(out), str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"]
     )
-    info = {
+    info: dict[str, Any] = {
         "kind": "probe",
         "recipe_name": f"probe-{results[0].fitted.method}",
         "weights": weights,
@@ -243,6 +243,11 @@ def probe(
         "cache": {"computed": train.computed + held.computed, "reused": train.reused + held.reused},
         "notes": [note for result in results for note in result.fitted.notes],
     }
+    if results[0].fitted.method == "knn":
+        info["notes"].append(
+            f"k-NN has no weights that a checkpoint could hold, so the nearest-class-mean classifier is saved instead: "
+            f"top-1 {results[0].head_top1:.4f}, k-NN {results[0].top1:.4f}."
+        )
 
     def save() -> RunFolder:
         run = RunFolder.create(out, info)
