@@ -123,12 +123,7 @@ def theirs(paths: Sequence[Path], transform: Transform, look: Callable[[Tensor],
 
 
 def make_photos(folder: Path, count: int = BATCH) -> list[Path]:
-    """Write JPEG files: scikit-learn's two sample photos, each cropped differently; without it, a noisy gradient.
-
-    Args:
-        folder: where to write.
-        count: number of files.
-    """
+    """Write JPEG files: scikit-learn's two sample photos, each cropped differently; without it, a noisy gradient."""
     try:
         whole = [sample_photo(name) for name in SAMPLES]
     except ImportError:
@@ -154,11 +149,7 @@ def one_thread() -> Iterator[None]:
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """Yield a table for evaluation and one per augmentation.
-
-    Args:
-        options: see Options.
-    """
+    """Yield a table for evaluation and one per augmentation."""
     spec = InputSpec(size=options.config.image_hw, resize="crop", crop=CROP, interpolation="bicubic")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, one_thread():
         paths = make_photos(Path(folder)) if options.data is None else some(files(options.data))

@@ -30,22 +30,13 @@ APART = {"triton.unique_kernel_names": False}
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """Yield one table per batch size.
-
-    Args:
-        options: see Options.
-    """
+    """Yield one table per batch size."""
     for batch in options.batches(BATCHES[options.torch_device.type]):
         yield measure_batch(options, batch)
 
 
 def measure_batch(options: Options, batch: int) -> Benchmark:
-    """Measure one batch size.
-
-    Args:
-        options: see Options.
-        batch: number of images.
-    """
+    """Measure one batch size."""
     c, device, dtype = options.config, options.torch_device, options.torch_dtype
     cuda = device.type == "cuda"
     found = Contenders(options)

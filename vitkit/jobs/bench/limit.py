@@ -44,11 +44,7 @@ def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype,
 
 
 def graphed(run: Run) -> Run:
-    """Return the same work as one CUDA graph: for a few images, launching kernels takes longer than running them.
-
-    Args:
-        run: CUDA work, always on the same tensors.
-    """
+    """Return the same work as one CUDA graph: for a few images, launching kernels takes longer than running them."""
     warm_up(run)
     graph, _ = capture(run)
 

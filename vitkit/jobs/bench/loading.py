@@ -77,11 +77,7 @@ def write(c: ViTConfig, dialect: str, folder: Path) -> Path:
 
 
 def reading(loading: Load) -> Run:
-    """Return a function that loads a model and reads every weight.
-
-    Args:
-        loading: returns the model.
-    """
+    """Return a function that loads a model and reads every weight."""
 
     @torch.no_grad()
     def run() -> nn.Module:
@@ -94,11 +90,7 @@ def reading(loading: Load) -> Run:
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """Yield one table per peer, on that peer's files.
-
-    Args:
-        options: see Options.
-    """
+    """Yield one table per peer, on that peer's files."""
     asked = [name for name in options.peers if name in LOADERS]
     for name in asked or LOADERS:
         dialect, theirs = LOADERS[name]

@@ -57,9 +57,8 @@ class Options:
 
     def __post_init__(self) -> None:
         try:
-            usable = self.torch_device.type in DEVICES and (
-                self.torch_device.type == "cpu" or torch.cuda.is_available()
-            )
+            kind = self.torch_device.type
+            usable = kind in DEVICES and (kind == "cpu" or torch.cuda.is_available())
         except RuntimeError:  # torch does not know the name
             usable = False
         if not usable:
@@ -69,10 +68,8 @@ class Options:
                 f"batch_size, merge and rounds must be at least 1; got {self.batch_size}, {self.merge} "
                 f"and {self.rounds}."
             )
-        if (
-            not isinstance(kind := getattr(torch, self.dtype or "float32", None), torch.dtype)
-            or not kind.is_floating_point
-        ):
+        dtype = getattr(torch, self.dtype or "float32", None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ConfigError(f"dtype must be a floating-point type of torch, such as float32; got {self.dtype!r}.")
         for name in self.engine or ():
             pick(ENGINES, name, "engine")
@@ -123,11 +120,7 @@ class Options:
         return f"{self.torch_device.type}, {str(self.torch_dtype).removeprefix('torch.')}"
 
     def batches(self, default: Sequence[int]) -> Iterator[int]:
-        """Yield the batch sizes to measure. Resets the compiler before each: a second size would compile as dynamic.
-
-        Args:
-            default: the sizes to use when `batch_size` is not set.
-        """
+        """Yield the batch sizes to measure. Resets the compiler before each: a second size would compile as dynamic."""
         for batch in self.batch_size or default:
             torch.compiler.reset()
             yield batch

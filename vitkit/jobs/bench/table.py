@@ -79,12 +79,7 @@ class Benchmark:
 
 
 def machine(device: torch.device, load: float) -> str:
-    """Describe the machine.
-
-    Args:
-        device: the device that computed.
-        load: load of the machine before.
-    """
+    """Describe the machine, with its load before the measurement."""
     what = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -94,12 +89,7 @@ def machine(device: torch.device, load: float) -> str:
 
 
 def doubts(rounds: int, load: float) -> tuple[str, ...]:
-    """Return the reasons not to trust a measurement.
-
-    Args:
-        rounds: turns per contender.
-        load: load of the machine before.
-    """
+    """Return the reasons not to trust a measurement, given the rounds and the load before it."""
     cores = os.cpu_count() or 1
     found = []
     if rounds == 1:
@@ -121,22 +111,13 @@ def _processor() -> str:
 
 
 def check_log(path: Path) -> None:
-    """Raise if the log does not exist, before anything is measured.
-
-    Args:
-        path: a Markdown file.
-    """
+    """Raise if the log does not exist: call this before measuring."""
     if not path.is_file():
         raise OutputError(f"--log must be an existing Markdown file; {str(path)!r} does not exist. Create it first.")
 
 
 def append(path: Path, tables: Sequence[Benchmark]) -> None:
-    """Append dated tables to a log.
-
-    Args:
-        path: an existing Markdown file.
-        tables: what was measured.
-    """
+    """Append dated tables to an existing Markdown file."""
     check_log(path)
     text = "\n\n".join(table.markdown() for table in tables)
     with open(path, "a", encoding="utf-8") as file:

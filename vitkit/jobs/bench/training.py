@@ -27,11 +27,7 @@ BATCH = {"cpu": 8, "cuda": 256}
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a model's step.
-
-    Args:
-        model: on its device.
-    """
+    """Return the optimizer of a model that is on its device."""
     kernels = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     return torch.optim.AdamW(
@@ -74,14 +70,7 @@ def step_of(
 
 
 def measure(options: Options) -> Iterator[Benchmark]:
-    """Yield one table per batch size.
-
-    Args:
-        options: see Options.
-
-    Raises:
-        ConfigError: a precision other than float32 and bfloat16.
-    """
+    """Yield one table per batch size, in float32 or bfloat16."""
     if options.torch_dtype not in (torch.float32, torch.bfloat16):
         raise ConfigError(f"training is measured in float32 or bfloat16; got {options.dtype}.")
     for batch in options.batches([BATCH[options.torch_device.type]]):
@@ -89,12 +78,7 @@ def measure(options: Options) -> Iterator[Benchmark]:
 
 
 def measure_batch(options: Options, batch: int) -> Benchmark:
-    """Measure one batch size.
-
-    Args:
-        options: see Options.
-        batch: number of images.
-    """
+    """Measure one batch size."""
     c, device, dtype = options.config, options.torch_device, options.torch_dtype
     cuda = device.type == "cuda"
     found = Contenders(options)

@@ -78,26 +78,10 @@ class Contenders:
         middle = {name: statistics.median(values) for name, values in took.items()}
         peers = [name for name, kind in self.kinds.items() if kind == "peer"]
         best = min(peers, key=lambda name: middle[name], default="")
-        rows = [
-            Row(
-                name,
-                self.kinds[name],
-                work / middle[name],
-                1e3 * middle[name],
-                ratio(took[best], values) if best else None,
-            )
-            for name, values in took.items()
-        ]
-        return Benchmark(
-            title,
-            tuple(rows),
-            best,
-            tuple(self.notes),
-            machine(self.device, options.load),
-            unit,
-            run,
-            doubts(options.rounds, options.load),
-        )
+        against = {name: ratio(took[best], values) if best else None for name, values in took.items()}
+        rows = [Row(name, self.kinds[name], work / t, 1e3 * t, against[name]) for name, t in middle.items()]
+        where, why = machine(self.device, options.load), doubts(options.rounds, options.load)
+        return Benchmark(title, tuple(rows), best, tuple(self.notes), where, unit, run, why)
 
 
 def alternate(
