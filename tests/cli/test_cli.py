@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from PIL import Image
+from typer.core import TyperOption
 
 from vitkit import __version__, create, save
 from vitkit.cli import COMMANDS, app
@@ -75,6 +77,18 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["vitkit", __version__, "False"])
+
+
+def test_every_option_states_its_default() -> None:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for option in command.params:
+            if not isinstance(option, TyperOption) or option.required or "(required)" in (option.help or ""):
+                continue
+            stated = re.findall(r"\(default: (.+?)\)", option.help or "")
+            assert len(stated) == 1, (name, option.opts, option.help)
+            if option.default is not None and not option.is_flag:
+                value = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+                assert stated[0].partition(", ")[0] == value, (name, option.opts, option.help)
 
 
 def test_a_default_is_shown_once() -> None:

@@ -497,14 +497,14 @@ def test_busy_and_starting(client_with, service) -> None:
 
 
 def test_all_bodies_together_are_bounded(client_with) -> None:
-    client = client_with(max_megabytes=0.1)
-    client.app.held = client.app.max_held_bytes
+    client = client_with(max_megabytes=0.125)
+    client.app.held = 2**20  # eight times as much, as Settings says
     refused = client.post("/v1/predict", files=files(photo()))
     assert (refused.status_code, refused.json()["kind"]) == (503, "Busy")
     assert "retry-after" in refused.headers
-    client.app.held = 0
+    client.app.held = 2**20 - 2**16
     assert client.post("/v1/predict", files=files(photo())).status_code == 200
-    assert client.app.held == 0
+    assert client.app.held == 2**20 - 2**16
 
 
 def test_an_internal_error_shows_nothing_of_the_inside(client_with) -> None:

@@ -211,11 +211,25 @@ def test_everything_has_a_name_for_a_screen_reader(page) -> None:
     assert levels.count("H1") == 1
 
 
+def test_a_format_that_only_the_server_reads(page) -> None:
+    """Chromium shows no TIFF files: no broken picture, and the answer all the same."""
+    page.evaluate(DROP.replace("image/png", "image/tiff"), ["scan.tiff", list(photo(4, format="TIFF"))])
+    assert answered(page) in NAMES
+    assert page.locator("#photo").is_hidden()
+    assert page.locator("#invite").inner_text() == "Your browser cannot show scan.tiff"
+    assert page.locator("#tray button").first.inner_text() == "scan.tiff"
+    page.locator("#tray button").last.click()
+    page.locator("#photo[alt^='Your photo: ']:visible").wait_for()
+
+
 def test_bad_files_are_explained(page) -> None:
     page.evaluate(DROP, ["notes.png", list(b"not a picture at all")])
     page.locator("#message").filter(has_text="This file could not be read as an image.").wait_for()
     assert "notes.png" in page.locator("#message").inner_text()
     assert "doctor" not in page.locator("#message").inner_text()
+    assert page.locator("#photo").is_hidden()
+    assert page.locator("#tray", has_text="notes.png").count() == 0  # it cannot be tried again
+    assert page.locator("#invite").inner_text() == "Drop, paste or choose a photo"
     page.evaluate(DROP.replace("Uint8Array.from(bytes)", "new Uint8Array(1_200_000)"), ["huge.png", []])
     page.locator("#message").filter(has_text="That is more than this server accepts.").wait_for()
     page.locator("#tray button").last.click()

@@ -24,6 +24,8 @@ from vitkit.cli import main
 from vitkit.serve.app import create_app
 from vitkit.serve.service import load_service
 
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without SIGTERM")
+
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
@@ -72,6 +74,7 @@ def test_the_same_answer_by_three_doors_on_real_weights(shared_data: Path, comma
     check_same(str(shared_data / "weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"), photos, command)
 
 
+@posix
 def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
     """Sixteen clients ask without pause; every request that the server took is answered in full."""
     found: list[int] = []
@@ -105,6 +108,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
     assert process.returncode == 0
 
 
+@posix
 def test_sigterm_waits_for_a_body_that_is_on_its_way(tmp_path: Path) -> None:
     whole = request("POST", "/v1/predict", *multipart(picture(random.Random(6), "PNG")))
     with (

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
 from vitkit.cli import app
@@ -22,7 +23,7 @@ from vitkit.data.folder import Files
 from vitkit.errors import BadImage, ConfigError, OutputError, UnknownName
 from vitkit.jobs import bench as job
 from vitkit.jobs import peers
-from vitkit.jobs.bench import data, limit, loading, training, turns
+from vitkit.jobs.bench import data, inference, limit, loading, training, turns
 from vitkit.jobs.bench.options import DEVICES
 from vitkit.jobs.peers import PEERS
 from vitkit.model.config import InputSpec, ViTConfig
@@ -177,6 +178,53 @@ def test_compiled_contenders_stand_beside_the_eager_ones(monkeypatch: pytest.Mon
     assert asked[0] is TrainingForward
     (found,) = tables("inference", batch_size=[1], engine=["torch"], peer=["timm"], compiled=True)
     assert [row.name for row in found.rows] == ["torch", "timm", "timm, compiled", limit.LIMIT]
+
+
+def test_on_cuda_peers_run_as_they_are_compiled_and_at_their_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wiring, on the CPU: what a CUDA device would be asked to run."""
+    needs("timm")
+
+    class Cuda(str):
+        type = "cuda"
+
+    asked: list[tuple[object, bool]] = []
+    graphs: list[Callable[[], object]] = []
+
+    def compiler(model: nn.Module, **how: object) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            asked.append((how.get("options", how.get("mode")), torch.backends.cuda.flash_sdp_enabled()))
+            with sdpa_kernel(SDPBackend.MATH):  # the CPU has no cuDNN
+                return model(x)
+
+        return forward
+
+    def graphed(run: turns.Run) -> turns.Run:
+        graphs.append(run)
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
+    for module in (inference, limit):
+        monkeypatch.setattr(module, "graphed", graphed)
+    monkeypatch.setattr(job.Options, "torch_device", property(lambda self: Cuda("cpu")))
+    for batch, compiled, captured in ((1, "timm, compiled, CUDA graph", 3), (2, "timm, compiled", 2)):
+        asked.clear(), graphs.clear()
+        how = {"batch_size": [batch], "dtype": "float32", "peer": ["timm"], "rounds": 1}
+        (found,) = tables("inference", engine=["torch"], **how)
+        best = "timm, compiled, cuDNN attention, CUDA graph"
+        assert [row.name for row in found.rows] == ["torch", "timm", compiled, best, limit.LIMIT]
+        assert len(graphs) == captured  # the limit is one too
+        assert asked[0] == (None, True)
+        assert (inference.APART, False) in asked  # compiled when it first runs, with cuDNN's attention alone
+    asked.clear()
+    (found,) = tables("training", **how)
+    names = ["timm", "timm, compiled", "timm, compiled, cuDNN attention, CUDA graphs"]
+    assert [row.name for row in found.rows] == ["train", "plain model", *names, limit.LIMIT]
+    assert asked[0] == (None, True)
+    assert ("reduce-overhead", False) in asked
 
 
 def test_a_step_trains() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.speed.exports import model, need, write
 from tests.speed.test_fused import relative
 from vitkit import ViT, optional
+from vitkit.data import decode, preprocess
 from vitkit.errors import ConfigError, InputError, MissingDependency, UnreadableFile
 from vitkit.model.classifier import Classifier
 from vitkit.speed.engines import ENGINES
@@ -73,8 +77,45 @@ def test_the_graph_is_plain_onnx(written) -> None:
     assert not {"Resize"} & {node.op_type for node in model.graph.node}
     assert [value.name for value in model.graph.input] == ["pixels"]
     assert [value.name for value in model.graph.output] == ["logits"]
-    sides = model.graph.input[0].type.tensor_type.shape.dim
-    assert [bool(side.dim_param) for side in sides] == [True, False, True, True]
+    assert sides(model.graph.input[0]) == ["batch", 3, "height", "width"]
+    assert sides(model.graph.output[0]) == ["batch", 5]
+    inner = {side for value in model.graph.value_info for side in sides(value) if isinstance(side, str)}
+    assert "batch" in inner  # and nothing that only the exporter understands
+    assert {word for side in inner for word in re.findall(r"[A-Za-z_]\w*", side)} == {"batch", "height", "width"}
+
+
+def sides(value) -> list[int | str]:
+    return [side.dim_param or side.dim_value for side in value.type.tensor_type.shape.dim if side.WhichOneof("value")]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)},
+        {"resize": "crop", "crop": 0.9, "interpolation": "bicubic", "class_names": ("a", "b", "c", "d", "e")},
+    ],
+)
+def test_the_docs_run_the_file_without_vitkit(tmp_path: Path, monkeypatch, capsys, spec: dict[str, object]) -> None:
+    """The block of docs/speed.md that onnxruntime runs alone, on a photo that is not square, against our own answer."""
+    need()
+    page = (Path(__file__).parents[2] / "docs" / "speed.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(import json\n.*?)^```$", page, re.M | re.S)
+    assert not re.search("import (torch|vitkit)|from (torch|vitkit)", code)
+    plain = model()
+    plain.input_spec = dataclasses.replace(plain.input_spec, **{"class_names": (), **spec})
+    export(plain, "onnx", tmp_path / "small.onnx")
+    photo = tmp_path / "photos" / "0" / "0.png"
+    photo.parent.mkdir(parents=True)
+    Image.effect_noise((61, 47), 90).convert("RGB").save(photo)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(code, "speed.md", "exec"), names)
+    x = preprocess(decode(photo.read_bytes(), photo.name), plain.input_spec)
+    with torch.inference_mode():
+        logits = plain(x[None])
+    assert relative(torch.from_numpy(names["logits"]), logits) <= EXPORTS["onnx"].tolerance
+    best = int(logits.argmax())
+    assert capsys.readouterr().out == f"{spec['class_names'][best] if 'class_names' in spec else best}\n"
 
 
 @pytest.mark.slow
@@ -100,7 +141,12 @@ def test_other_kinds(tmp_path: Path, name: str, changes: dict) -> None:
 
 @pytest.mark.slow
 def test_merged(tmp_path: Path) -> None:
+    import onnx
+
     model, path = write(tmp_path, "tiny.onnx", "onnx", merge=4, num_hidden_layers=3)
+    graph = onnx.load(str(path)).graph
+    assert sides(graph.input[0]) == ["batch", 3, 32, 32]
+    assert sides(graph.output[0]) == ["batch", 5]
     opened = open_exported(path)
     with torch.inference_mode():
         for batch in (1, 3):

@@ -88,6 +88,7 @@ class Command(TyperCommand):
             option.show_default = False  # typer would add its own `[default: ...]`
             if option.help and "(default:" not in option.help and option.default is not None:
                 default = ("on" if option.default else "off") if option.is_flag else option.default
+                default = f"{default:g}" if isinstance(default, float) else default
                 option.help = f"{option.help.removesuffix('.')} (default: {default})."
 
 

@@ -31,7 +31,8 @@ def embed(
     split: Annotated[str | None, typer.Option("--split", help="Part of the data (default: all parts).")] = None,
     cache: Cache = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also write the features to this .npz or .parquet file.")
+        Path | None,
+        typer.Option("--out", help="Also write the features to this .npz or .parquet file (default: none)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImages = "fail",

@@ -13,7 +13,9 @@ import typer
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder to search recursively.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page that compares the runs.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="HTML file to write that compares the runs (default: none).")
+    ] = None,
 ) -> None:
     """List the runs in a folder, with their results."""
     from vitkit.cli.text import print_table

@@ -16,9 +16,11 @@ def sweep(
         typer.Option("--recipe", help="A recipe (see `vitkit recipes`); Table 4's have learning rates to choose from."),
     ],
     weights: Annotated[
-        str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id.")
+        str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Variant to train from scratch.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Variant to train from scratch (default: the recipe's).")
+    ] = None,
     lrs: Annotated[
         str | None,
         typer.Option("--lrs", help="Learning rates to try, such as 0.003,0.01,0.03 (default: the recipe's)."),

@@ -10,8 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-of_recipe = partial(typer.Option, rich_help_panel="Changes to the recipe (default: the recipe's own value)")
 of_machine = partial(typer.Option, rich_help_panel="The machine")
+
+
+def of_recipe(name: str, help: str) -> Any:
+    """Declare an option that changes one number of the recipe."""
+    text = f"{help.removesuffix('.')} (default: the recipe's)."
+    return typer.Option(name, rich_help_panel="Changes to the recipe", help=text)
 
 
 def train(
@@ -28,14 +33,15 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", help="A recipe (see `vitkit recipes`; default: finetune with --from, otherwise small-data)."
+            "--recipe", help="A recipe; see `vitkit recipes` (default: finetune with --from, otherwise small-data)."
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Variant to train from scratch (see `vitkit models`).")
+        str | None,
+        typer.Option("--model", help="Variant to train from scratch; see `vitkit models` (default: the recipe's)."),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id.")
+        str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run at --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, without training.")] = False,
@@ -107,7 +113,7 @@ def train(
         ),
     ] = None,
     accumulate: Annotated[
-        int | None, of_machine("--accumulate", help="Micro-batches per update, instead of --micro-batch.")
+        int | None, of_machine("--accumulate", help="Micro-batches per update, instead of --micro-batch (default: 1).")
     ] = None,
     workers: Annotated[
         int | None, of_machine("--workers", help="Worker processes for decoding (default: one per core).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitkit.speed.graph import Graph
 from vitkit.types import Array
 
 KEY = "vitkit"  # metadata key of the file's card
+SIDES = ("batch", "channels", "height", "width")
 
 
 def example(graph: Graph) -> tuple[tuple[Tensor], dict[str, dict[int, Any]]]:
@@ -50,8 +52,32 @@ def write(graph: Graph, path: Path, card: str, pixels: Iterable[Tensor]) -> None
             input_names=["pixels"],
             output_names=["logits"],
         )
+    name_sides(program.model.graph)
     program.model.metadata_props[KEY] = card
     program.save(str(path))
+
+
+def name_sides(graph: Any) -> None:
+    """Name the dimensions that vary: input [batch, C, height, width], output [batch, K].
+
+    The exporter calls them s77 or s53 and gives the output's batch as a formula of all of them.
+
+    Args:
+        graph: the exporter's graph, changed in place.
+    """
+    (pixels,), (logits,) = graph.inputs, graph.outputs
+    names = {str(logits.shape[0]): "batch"}  # the formula, which other values have too
+    names |= {str(side): name for side, name in zip(pixels.shape, SIDES, strict=True) if not isinstance(side, int)}
+    symbol = re.compile("|".join(rf"(?<!\w){re.escape(old)}(?!\w)" for old in names))
+
+    def renamed(side: Any) -> Any:
+        if isinstance(side, int) or side.value is None:
+            return side
+        return symbol.sub(lambda found: names[found[0]], side.value)
+
+    for value in [pixels, *(value for node in graph.all_nodes() for value in node.outputs)]:
+        if value.shape is not None:
+            value.shape = type(value.shape)([renamed(side) for side in value.shape])
 
 
 def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:

@@ -51,8 +51,13 @@ async function ask(file, thumb) {
   current = file;
   for (const other of $("tray").querySelectorAll("button")) other.setAttribute("aria-current", String(other === thumb));
   $("message").hidden = true;
-  $("photo").src = thumb.querySelector("img").src;
+  $("photo").onerror = () => {      // the model may read formats that the browser does not
+    $("photo").hidden = true;
+    $("invitation").textContent = `Your browser cannot show ${file.name}`;
+    $("invite").hidden = false;
+  };
   $("photo").alt = `Your photo: ${file.name}`;
+  $("photo").src = thumb.dataset.source;
   $("photo").hidden = false;
   $("invite").hidden = true;
   $("drop").classList.add("full", "busy");
@@ -79,6 +84,7 @@ async function ask(file, thumb) {
     $("more").hidden = Object.keys(model.pictures).length === 0;
   } catch (error) {
     if (error.name !== "AbortError") {
+      if (error.kind === "BadImage") forget(thumb);
       $("bars").replaceChildren();
       for (const id of ["inside", "more"]) $(id).hidden = true;
     }
@@ -88,8 +94,19 @@ async function ask(file, thumb) {
   }
 }
 
+function forget(thumb) {
+  thumb.parentElement.remove();
+  $("photo").hidden = true;
+  $("invitation").textContent = "Drop, paste or choose a photo";
+  $("invite").hidden = false;
+  $("drop").classList.remove("full");
+}
+
 function addToTray(source, label, load, front = false) {
-  const thumb = element("button", { type: "button", title: label }, element("img", { src: source, alt: label }));
+  const image = element("img", { src: source, alt: label });
+  const thumb = element("button", { type: "button", title: label }, image);
+  image.addEventListener("error", () => image.replaceWith(element("span", { className: "name", textContent: label })));
+  thumb.dataset.source = source;
   thumb.setAttribute("aria-current", "false");
   thumb.addEventListener("click", async () => {
     try {
@@ -134,13 +151,13 @@ async function showPicture(name, title, chip) {
 
 function showCard() {
   const spec = model.input_spec;
-  const name = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)} M parameters`].join(" · ");
+  const name = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`].join(" · ");
   $("model-name").textContent = name;
   $("count").textContent = `${model.grid[0]} × ${model.grid[1]} = ${model.grid[0] * model.grid[1]}`;
   const facts = {
     Weights: model.source, sha256: model.sha256, Model: `${name}, ${model.layers} layers, width ${model.width}`,
     Classes: `${model.classes.length}: ${model.classes.slice(0, 6).join(", ")}${model.classes.length > 6 ? ", …" : ""}`,
-    Input: `${spec.size.join(" × ")} pixels, ${spec.resize}, ${spec.interpolation}; patches of ${model.patch_size}`,
+    Input: `${spec.size.join(" × ")} pixels in patches of ${model.patch_size} × ${model.patch_size}; resize ${spec.resize}, ${spec.interpolation}`,
     "Runs on": `${model.device}, ${model.dtype}, engine ${model.engine}, vitkit ${model.vitkit}`,
     Limits: `${model.limits.files} images and ${model.limits.megabytes} MB per request, ${model.limits.megapixels} megapixels per image`,
   };

@@ -200,7 +200,7 @@ export class Look {
         if (this.mode === "attention") {
           const rest = this.row.subarray(0, this.model.prefix_tokens).reduce((sum, v) => sum + v, 0);
           const others = ["", "the class token"][this.model.prefix_tokens] ?? "the class and register tokens";
-          pieces.push(`Looks most at ${this.place(best)} (${share(values[best])})${others && `, and ${share(rest)} at ${others}`}.`);
+          pieces.push(`Looks most at ${this.place(best)} (${share(values[best])})${others && `; ${share(rest)} goes to ${others}`}.`);
         } else {
           pieces.push(`The largest contribution comes from ${this.place(best)}.`);
         }

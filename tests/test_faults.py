@@ -1,0 +1,300 @@
+"""Plant faults in a copy of the project, one at a time, and expect the tests of the fault's room to catch each.
+
+A fault that survives is a line that nothing tests: add the missing assertion to the tests of its room.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Args:
+        file: file below vitkit/.
+        old: text that occurs exactly once in it.
+        new: the fault to replace it with.
+        tests: test files below tests/, one of which must fail.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def fault(file: str, old: str, new: str, *tests: str) -> Fault:
+    """A row of FAULTS."""
+    return Fault(file, old, new, tests)
+
+
+FAULTS: dict[str, Fault] = {
+    # model
+    "attention is scaled by d instead of its root": fault(
+        "model/vit.py", "/ q.shape[-1] ** 0.5", "/ q.shape[-1]", "model/test_vit.py"
+    ),
+    "LayerNorm after the residual instead of before": fault(
+        "model/vit.py", "self.residual2(self.mlp(self.norm2(z))) + z", "self.norm2(self.mlp(z)) + z", "test_parity.py"
+    ),
+    "positions in reverse order": fault(
+        "model/vit.py", "z = z + self.positions(grid)", "z = z + self.positions(grid).flip(1)", "test_parity.py"
+    ),
+    "pre-logits without tanh": fault(
+        "model/vit.py", "torch.tanh(self.pre_logits(y))", "self.pre_logits(y)", "model/test_vit.py"
+    ),
+    "a head mask that counts pruned heads": fault(
+        "model/vit.py", "head_mask[list(self.heads)]", "head_mask[: len(self.heads)]", "model/test_vit.py"
+    ),
+    "operations counted once per multiply-add": fault(
+        "model/count.py", "return 2 * (embedding", "return 1 * (embedding", "model/test_count.py"
+    ),
+    # checkpoints
+    "a digit wrong in ImageNet's standard deviation": fault(
+        "checkpoints/preprocessing_presets.py",
+        "(0.229, 0.224, 0.225)",
+        "(0.229, 0.244, 0.225)",
+        "checkpoints/test_load.py",
+        "checkpoints/test_spellings.py",
+    ),
+    "timm's crop of 0.9 as 0.875": fault(
+        "checkpoints/preprocessing_presets.py",
+        '"timm": HALF | _crop(0.9)',
+        '"timm": HALF | _crop(0.875)',
+        "checkpoints/test_load.py",
+        "checkpoints/test_spellings.py",
+    ),
+    "Google's patch kernel transposed": fault(
+        "checkpoints/rules.py", "k.permute(3, 2, 0, 1)", "k.permute(3, 2, 1, 0)", "checkpoints/test_google.py"
+    ),
+    "a missing position of the class token is one instead of zero": fault(
+        "checkpoints/rules.py",
+        "torch.zeros_like(table[:, :1])",
+        "torch.ones_like(table[:, :1])",
+        "checkpoints/test_spellings.py",
+        "checkpoints/test_google.py",
+    ),
+    "a gray image through a kernel that is averaged": fault(
+        "checkpoints/infer.py",
+        "kernel.sum(1, keepdim=True)",
+        "kernel.mean(1, keepdim=True)",
+        "checkpoints/test_load.py",
+    ),
+    # data
+    "the crop's aspect ratio is uniform, not log-uniform": fault(
+        "data/augment.py",
+        "math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))",
+        "rng.uniform(*ratio)",
+        "data/test_augment.py",
+    ),
+    "RandAugment rotates by 20 degrees instead of 30": fault(
+        "data/randaugment.py", "_sign(rng) * 3.0 * m", "_sign(rng) * 2.0 * m", "data/test_augment.py"
+    ),
+    "colour jitter never brightens": fault(
+        "data/augment.py",
+        "rng.uniform(max(0.0, 1 - strength), 1 + strength, 3)",
+        "rng.uniform(max(0.0, 1 - strength), 1, 3)",
+        "data/test_augment.py",
+    ),
+    "CutMix keeps the weight it drew instead of the box's": fault(
+        "data/mix.py",
+        "return out, 1 - (bottom - top) * (right - left) / (H * W)",
+        "return out, how.weight",
+        "data/test_loader.py",
+        "data/test_augment.py",
+    ),
+    "every epoch in the same order": fault(
+        "data/order.py", 'rng(self.seed, "order", epoch)', 'rng(self.seed, "order", 0)', "data/test_order.py"
+    ),
+    "the size before the crop is rounded up": fault(
+        "data/preprocess.py", "math.floor(H / spec.crop)", "math.ceil(H / spec.crop)", "data/test_preprocess.py"
+    ),
+    # training
+    "accumulated gradients divided by the micro-batch": fault(
+        "training/loop.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
+    ),
+    "validation's top-5 counts six": fault("training/loop.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"),
+    "training accuracy under mixing counts the wrong label": fault(
+        "training/loop.py",
+        "torch.where(batch.weight >= 0.5, batch.labels, batch.others)",
+        "batch.labels",
+        "training/test_loop.py",
+    ),
+    "the loss stays in bf16": fault(
+        "training/loop.py", "logits = logits.float()", "logits = logits", "training/test_loop.py"
+    ),
+    "AugReg's weight decay": fault(
+        "training/recipes.py",
+        'source="arXiv 2106.10270, section 3",\n    lr=1e-3,\n    weight_decay=0.1,',
+        'source="arXiv 2106.10270, section 3",\n    lr=1e-3,\n    weight_decay=0.03,',
+        "training/test_recipes.py",
+    ),
+    "norms and biases decay too": fault(
+        "training/optim.py",
+        "recipe.weight_decay if name in decaying else 0.0",
+        "recipe.weight_decay",
+        "training/test_parts.py",
+    ),
+    "layer decay counted from the bottom": fault(
+        "training/optim.py", "(layers + 1 - layer_of(name, layers))", "layer_of(name, layers)", "training/test_parts.py"
+    ),
+    "the running average moves by decay instead of the rest": fault(
+        "training/optim.py",
+        "list(self.model.parameters()), 1 - self.decay",
+        "list(self.model.parameters()), self.decay",
+        "training/test_parts.py",
+    ),
+    "a resumed run forgets the optimiser": fault(
+        "training/state.py", "if name in state:", "if name in ():", "training/test_loop.py"
+    ),
+    # features
+    "k-NN's temperature of 0.07 as 0.7": fault("features/knn.py", "T = 0.07", "T = 0.7", "features/test_heads.py"),
+    "ridge's 2^10 as 2^8": fault("features/ridge.py", "L2 = 2.0**10", "L2 = 2.0**8", "features/test_heads.py"),
+    "an image votes on itself": fault(
+        "features/knn.py",
+        "own[start : start + rows]] = -np.inf",
+        "own[start : start + rows]] = 1",
+        "features/test_heads.py",
+    ),
+    "the cache does not tell precisions apart": fault(
+        "features/cache.py", '"precision": precision,', '"precision": "fp32",', "features/test_cache.py"
+    ),
+    # evaluation
+    "calibration in 10 bins": fault("evaluation/measure.py", "BINS = 15", "BINS = 10", "evaluation/test_measure.py"),
+    "a 90% interval called 95%": fault(
+        "evaluation/measure.py", "(0.025, 0.975)", "(0.05, 0.95)", "evaluation/test_measure.py"
+    ),
+    "precision and recall swapped": fault(
+        "evaluation/measure.py",
+        "precision=_share(right[k], said[k])",
+        "precision=_share(right[k], support[k])",
+        "evaluation/test_measure.py",
+    ),
+    "the worst errors start with the least sure": fault(
+        "evaluation/measure.py",
+        "np.argsort(-confidence[wrong]",
+        "np.argsort(confidence[wrong]",
+        "evaluation/test_measure.py",
+    ),
+    # explain
+    "rollout without the residual": fault(
+        "explain/attention.py",
+        "A.mean(1) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)",
+        "A.mean(1)",
+        "explain/test_attention.py",
+    ),
+    "gradient rollout keeps what speaks against the class": fault(
+        "explain/attention.py", ".clamp(min=0).mean(1)", ".mean(1)", "explain/test_attention.py"
+    ),
+    "attention distance in patches instead of pixels": fault(
+        "explain/attention.py", ".float() * patch_size", ".float()", "explain/test_attention.py"
+    ),
+    "deletion covers the least important patches first": fault(
+        "explain/occlusion.py",
+        "np.argsort(-values.reshape(-1)",
+        "np.argsort(values.reshape(-1)",
+        "explain/test_occlusion.py",
+    ),
+    # report
+    "a page that does not escape names": fault(
+        "report/render.py", "autoescape=True", "autoescape=False", "report/test_report.py"
+    ),
+    "the comparison hides settings that differ": fault(
+        "report/compare.py",
+        "for one in flat if key in one}) > 1",
+        "for one in flat if key in one}) > 2",
+        "report/test_report.py",
+    ),
+    # serve
+    "any token opens the server": fault(
+        "serve/middleware.py",
+        'if scheme.lower() != "bearer" or not right:',
+        'if scheme.lower() != "bearer":',
+        "serve/test_api.py",
+    ),
+    "one request may be ten times as large": fault(
+        "serve/middleware.py",
+        "int(self.settings.max_megabytes * 2**20)",
+        "int(self.settings.max_megabytes * 10 * 2**20)",
+        "serve/test_api.py",
+    ),
+    "a batch larger than the limit": fault(
+        "serve/batching.py",
+        "range(min(self.max_batch, len(self._waiting)))",
+        "range(len(self._waiting))",
+        "serve/test_batching.py",
+    ),
+    "a photo larger than the limit is decoded": fault(
+        "serve/uploads.py", "settings.max_megapixels * 1e6", "settings.max_megapixels * 1e7", "serve/test_api.py"
+    ),
+    # speed
+    "merged tokens count once in attention": fault(
+        "speed/graph.py", "size.log().mT[:, None]", "size.log().mT[:, None] * 0", "speed/test_merge.py"
+    ),
+    "DINOv2's rule without its 0.1": fault("speed/axis.py", "(n / (m + 0.1))", "(n / m)", "speed/test_axis.py"),
+    "the mean difference of logits instead of the largest": fault(
+        "speed/accuracy.py",
+        "difference=float(np.abs(error).max() / max(np.abs(plain).max(), 1e-12))",
+        "difference=float(np.abs(error).mean() / max(np.abs(plain).max(), 1e-12))",
+        "speed/test_export.py",
+    ),
+    # command line
+    "a mistake exits with code 1": fault("cli/__init__.py", "sys.exit(2)", "sys.exit(1)", "cli/test_cli.py"),
+    "--image-size reads width before height": fault(
+        "cli/options.py", "(pixels[0], pixels[1])", "(pixels[1], pixels[0])", "cli/test_cli.py"
+    ),
+    # the two other interfaces
+    "paper.ViT without the second residual": fault(
+        "paper.py", "x = self.mlp_block(x) + x", "x = self.mlp_block(x)", "test_paper.py"
+    ),
+    "the Hugging Face interface scales attention by d": fault(
+        "huggingface.py", "/ self.attention_head_size ** 0.5", "/ self.attention_head_size", "test_huggingface.py"
+    ),
+    # errors
+    "no suggestion for a misspelt name": fault("errors.py", "cutoff=0.5", "cutoff=0.99", "cli/test_cli.py"),
+}
+
+
+def test_every_fault_can_be_planted() -> None:
+    """The table cannot go stale: each text is in its file exactly once, and its tests exist."""
+    for name, planted in FAULTS.items():
+        text = (ROOT / "vitkit" / planted.file).read_text(encoding="utf-8")
+        assert text.count(planted.old) == 1, f"{name}: {planted.old!r} occurs {text.count(planted.old)} times"
+        assert planted.new != planted.old
+        assert planted.tests
+        assert all((ROOT / "tests" / file).is_file() for file in planted.tests), name
+
+
+def test_every_room_has_a_fault() -> None:
+    rooms = {folder.name for folder in (ROOT / "vitkit").iterdir() if (folder / "__init__.py").is_file()}
+    assert rooms - {"jobs"} <= {planted.file.split("/")[0] for planted in FAULTS.values()}  # jobs join rooms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_caught(name: str, tmp_path: Path) -> None:
+    planted, copy = FAULTS[name], tmp_path / "copy"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    file = copy / "vitkit" / planted.file
+    file.write_text(file.read_text(encoding="utf-8").replace(planted.old, planted.new), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *(f"tests/{test}" for test in planted.tests)],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, f"{name}: no test failed\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
