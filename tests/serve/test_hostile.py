@@ -1,4 +1,4 @@
-"""Requests that nobody should send: 500 of our own over a real socket, and schemathesis' on the OpenAPI file."""
+"""Malformed requests: 500 of our own over a real socket, and those that schemathesis derives from the OpenAPI file."""
 
 from __future__ import annotations
 

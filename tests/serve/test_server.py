@@ -85,7 +85,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
         while not stop.is_set():
             try:
                 answer = send(port, raw, seconds=30)
-            except OSError:  # nobody listens any more
+            except OSError:  # the server no longer listens
                 return
             if answer.status:
                 json.loads(answer.body)  # whole, not cut
@@ -171,7 +171,7 @@ def test_a_local_server_answers_to_local_names_only(command, monkeypatch, option
     assert given[0].hosts == hosts
 
 
-def test_open_to_everybody_is_said_aloud(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_open_to_the_network_warns(tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, error = command("serve", str(tmp_path / "none.pth"), "--host", "0.0.0.0", "--port", "0")
     assert "warning: everyone who can reach 0.0.0.0 can use this server" in error
     assert "--token" in error

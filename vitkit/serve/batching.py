@@ -2,7 +2,7 @@
 
 A request reserves room before its images are decoded, and submits them afterwards. A batch starts when it is full, when
 no more images are expected, or when its first image has waited `max_delay`. Expected images are those reserved but not
-yet submitted and, for a moment after a batch, as many as that batch held, because clients often ask again at once. So a
+yet submitted and, for a moment after a batch, as many as that batch held, because clients often ask again soon. So a
 single user never waits, many users share batches, and the next batch gathers while the model runs. The number of
 reserved items is bounded, and `close` answers all of them before it returns.
 """
