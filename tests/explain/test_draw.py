@@ -157,3 +157,11 @@ def test_occlusion_covers_3_by_3_patches_of_a_large_grid() -> None:
         found = occlusion(model, x, 1)
         np.testing.assert_array_equal(found, occlusion(model, x, 1, window=window))
         assert not np.allclose(found, occlusion(model, x, 1, window=4 - window))
+
+
+def test_reliability_is_compared_with_the_diagonal() -> None:
+    axis = draw.reliability([0.5, 0.9], [0.25, 1.0], [2, 8], title="").axes[0]
+    assert axis.lines[0].get_xydata().tolist() == [[0, 0], [1, 1]]
+    assert axis.collections[0].get_offsets().data.tolist() == [[0.5, 0.25], [0.9, 1]]
+    assert axis.collections[0].get_sizes().tolist() == [50, 200]  # areas in the ratio of the counts
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("confidence", "accuracy")

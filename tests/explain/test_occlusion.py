@@ -13,7 +13,7 @@ from vitkit.explain.occlusion import blurred, faithfulness, occlusion
 
 
 class OnePatch(ViT):
-    """Says class 1 as surely as the patch in row 1, column 2 is bright."""
+    """A model whose logit of class 1 is the brightness of the patch in row 1, column 2."""
 
     def forward(self, x: torch.Tensor, head_mask: torch.Tensor | None = None) -> torch.Tensor:
         bright = x[:, :, 8:16, 16:24].mean((1, 2, 3))

@@ -1,4 +1,4 @@
-"""Every row of PLOTS on every kind of model: finite, the same twice, drawn and written; and the pictures of Eq. 1."""
+"""Every plot on every kind of model: finite, deterministic, drawn and written; and the pictures of Eq. 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real ViT-Ti/16: what the paper's Figure 7 shows is there, and rollout beats chance where it is asked to."""
+"""The real ViT-Ti/16 shows what Figure 7 of the paper shows, and its maps beat a random order."""
 
 from __future__ import annotations
 

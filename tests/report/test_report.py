@@ -1,4 +1,4 @@
-"""The page of a run: what stands in it, what it does when things are missing, and that it is complete in itself."""
+"""The report of a run: its contents, what it does when something is missing, and that it is self-contained."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitkit.cli import app
 from vitkit.errors import OutputError, UnreadableFile
 from vitkit.explain.plots import PLOTS
-from vitkit.jobs.report import compare, report, try_report
+from vitkit.jobs.report import _affordable, _link, compare, report, try_report
+from vitkit.model.config import VARIANTS
 from vitkit.report.compare import differences
-from vitkit.report.page import CAPTIONS, cards, command
-from vitkit.report.render import duration, number, share, thumbnail, whole
+from vitkit.report.page import CAPTIONS, cards, command, confused, counts, results
+from vitkit.report.render import date, duration, number, share, thumbnail, whole
 from vitkit.training.run_folder import RunFolder
 
 
 class Reader(HTMLParser):
-    """Text, sources of pictures, identifiers and links of a page; refuses tags that are not closed."""
+    """Collect the text, image sources, ids and links of a page, and check that every tag is closed."""
 
     VOID = {"meta", "link", "img", "br", "path", "use", "image", "rect"}
 
@@ -198,11 +202,13 @@ def test_compare(digits_page: Path, food: Path, folder: Path, tmp_path: Path) ->
     assert "recipe.decay" not in page.words  # the same in both
     app(["runs", str(folder), "--html", str(tmp_path / "x.html")], standalone_mode=False)
     assert (tmp_path / "x.html").is_file()
+    assert _link(tmp_path / "a #1%" / "report.html", tmp_path / "b") == "../a%20%231%25/report.html"
 
 
 def test_the_command_can_be_typed_again() -> None:
     argv = ["/usr/bin/vitkit", "train", "my photos", "--out", "x"]
     assert command({"environment": {"command": argv}}) == "vitkit train 'my photos' --out x"
+    assert command({"environment": {"command": ["vitkit.exe", "demo"]}}) == "vitkit demo"
     assert command({"environment": {"command": ["script.py"]}}) == ""
     assert command({}) == ""
 
@@ -213,6 +219,7 @@ def test_numbers_as_people_read_them() -> None:
     assert [share(s) for s in (None, 0, 0.1234, 1)] == ["–", "0.0%", "12.3%", "100.0%"]
     assert [number(s) for s in (None, 12.3456, 1234567)] == ["–", "12.35", "1.235e+06"]
     assert [whole(s) for s in (None, 12.6, 1234567)] == ["–", "13", "1,234,567"]
+    assert [date(s) for s in (None, "2026-11-15T23:07:54+02:00")] == ["–", "2026-11-15 21:07 UTC"]
 
 
 def test_the_cards_on_top() -> None:
@@ -261,3 +268,61 @@ def test_a_difference_needs_two_values(tmp_path: Path) -> None:
     ]
     runs[1].info["recipe"]["lr"] = 0.2
     assert differences(runs) == [("recipe.lr", ["0.1", "0.2"])]
+
+
+def test_results_of_an_evaluation() -> None:
+    found = {
+        "n": 1234,
+        "top1": 0.5,
+        "top5": 0.75,
+        "ci95": [0.25, 0.625],
+        "nll": 1.5,
+        "ece": 0.0625,
+        "macro_f1": 0.375,
+        "seconds": 2.5,
+        "skipped": [{}],
+        "reliability": [{"confidence": 0.5, "accuracy": 0.5, "count": 3}],
+        "per_class": [{"name": name} for name in "abcdef"],
+        "confusion": np.eye(6).tolist(),
+    }
+    shown = results(found)
+    assert shown["table"] == [
+        ("images", "1,234"),
+        ("top-1 accuracy", "50.00%"),
+        ("top-5 accuracy", "75.00%"),
+        ("95% confidence interval of top-1", "25.00% to 62.50%"),
+        ("negative log-likelihood", "1.5000"),
+        ("expected calibration error (ECE)", "0.0625"),
+        ("macro F1", "0.3750"),
+        ("seconds", "2.50"),
+        ("skipped images", "1"),
+    ]
+    assert "Reliability (expected calibration error 0.062)" in shown["drawn"][1][0]
+    assert [caption for _, caption in shown["drawn"]] == [CAPTIONS["Confusion matrix"], CAPTIONS["Reliability diagram"]]
+    few = results({**found, "per_class": found["per_class"][:3], "confusion": None})
+    assert "top-5 accuracy" not in dict(few["table"])  # of three classes it is always right
+    assert len(few["drawn"]) == 1
+
+
+def test_a_confusion_shows_its_own_example() -> None:
+    class Held:
+        names = ("red", "blue")
+
+        def read(self, i: int) -> tuple[Image.Image, int]:
+            return Image.new("RGB", (8, 8), self.names[i]), 0
+
+    rows = [{"image": "red", "truth": "b", "predicted": "a"}, {"image": "blue", "truth": "a", "predicted": "b"}]
+    (pair, other) = confused({"confused": [["a", "b", 2], ["a", "c", 1]], "worst": rows}, Held())  # type: ignore[arg-type]
+    assert (pair["truth"], pair["predicted"], pair["count"]) == ("a", "b", 2)
+    assert pair["picture"] == thumbnail(Image.new("RGB", (8, 8), "blue"))
+    assert other["picture"] is None
+    assert counts({"data": {"counts": {"a": 10, "b": 5}}}) == [("a", 10, 1.0), ("b", 5, 0.5)]
+
+
+def test_figures_cost_no_more_than_they_are_worth() -> None:
+    def images(name: str, device: str = "cpu") -> int:
+        positions = SimpleNamespace(table=torch.zeros(1, device=device))
+        return _affordable(SimpleNamespace(config=VARIANTS[name], positions=positions), 1e12, 4, 32)  # type: ignore[arg-type]
+
+    assert [images(name) for name in ("vit-ti/16", "vit-b/16", "vit-l/16", "vit-g/14")] == [32, 28, 8, 4]
+    assert images("vit-g/14", "meta") == 32

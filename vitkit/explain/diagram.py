@@ -30,7 +30,8 @@ def _nested(rows: list[Row], config: ViTConfig) -> list[tuple[int, str, str]]:
         if row.kind in ("PositionEmbedding", "Parameter"):  # not computed from the images
             shapes = " × ".join(map(str, row.output or ()))
         depth = row.depth - (first == "blocks")  # `blocks` is a list and has no box of its own
-        boxes.append((depth, words, f"{shapes}    {row.parameters:,} parameters" if row.parameters else shapes))
+        each = " each" if row.name == "blocks.0" else ""
+        boxes.append((depth, words, f"{shapes}    {row.parameters:,} parameters{each}" if row.parameters else shapes))
     return boxes
 
 

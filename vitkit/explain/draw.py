@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -240,7 +239,7 @@ def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
         )
     axis.set(title=title, xlabel=x, ylabel=y)
     axis.set_ylim(bottom=0)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xticks(range(1, 1 + len(values), -(-len(values) // 12)))
     axis.grid(alpha=0.25)
     if values.shape[1] <= 16:
         axis.legend(fontsize=7, ncols=1 + values.shape[1] // 9, loc="lower right", framealpha=0)
@@ -253,7 +252,6 @@ def lines(
     title: str,
     x: str,
     y: str,
-    diagonal: bool = False,
     from_zero: bool = False,
 ) -> Figure:
     """Draw one line per series.
@@ -263,22 +261,39 @@ def lines(
         title: a line above the plot.
         x: label of the horizontal axis.
         y: label of the vertical axis.
-        diagonal: whether to draw the line y = x for comparison.
+
         from_zero: whether the vertical axis starts at zero.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
-    if diagonal:
-        axis.plot([0, 1], [0, 1], color=INK, lw=1, ls="--", alpha=0.6)
+
     for i, (name, (xs, ys)) in enumerate(series.items()):
         marks = "o" if len(xs) <= 40 else ""
         axis.plot(xs, ys, marker=marks, ms=3.5, lw=1.6, color=SERIES[i % len(SERIES)], label=name)
     axis.set(title=title, xlabel=x, ylabel=y)
     if from_zero:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     axis.grid(alpha=0.25)
     if len(series) > 1:
         axis.legend(fontsize=8, framealpha=0)
+    return figure
+
+
+def reliability(confidence: Sequence[float], accuracy: Sequence[float], counts: Sequence[int], *, title: str) -> Figure:
+    """Draw accuracy over confidence and the line where they are equal; a larger point stands for more images.
+
+    Args:
+        confidence: mean confidence of each bin, from 0 to 1.
+        accuracy: accuracy of each bin, from 0 to 1.
+        counts: images of each bin.
+        title: a line above the plot.
+    """
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    axis.plot([0, 1], [0, 1], color=INK, lw=1, ls="--", alpha=0.6)
+    axis.scatter(confidence, accuracy, s=200 * np.array(counts) / max(counts, default=1), color=SERIES[0], alpha=0.8)
+    axis.set(title=title, xlabel="confidence", ylabel="accuracy")
+    axis.grid(alpha=0.25)
     return figure
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,9 @@ def explain(
 
 
 def _free(name: str, used: set[str]) -> str:
-    """Return a folder name that is not in use yet."""
-    found = next(n for n in (name, *(f"{name}-{k}" for k in range(2, 10**6))) if n not in used)
-    used.add(found)
+    """Return a folder name that is not in use yet, also where names differ in case only, as on Windows and macOS."""
+    found = next(n for n in chain([name], (f"{name}-{k}" for k in count(2))) if n.lower() not in used)
+    used.add(found.lower())
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -182,8 +183,15 @@ def compare(folder: str | Path, out: str | Path | None = None) -> Path:
     place = Path(out).expanduser() if out is not None else Path(folder).expanduser() / "runs.html"
     root = Path(folder).expanduser()
     shown = [
-        asdict(row)
-        | {"path": os.path.relpath(row.path, root), "link": os.path.relpath(row.path / "report.html", place.parent)}
+        asdict(row) | {"path": os.path.relpath(row.path, root), "link": _link(row.path / "report.html", place.parent)}
         for row in rows
     ]
     return _write(place, comparison([RunFolder.open(row.path) for row in rows], shown, f"Runs in {root.name or root}"))
+
+
+def _link(target: Path, folder: Path) -> str:
+    """Return the address of a file as seen from a page in `folder`."""
+    try:
+        return quote(Path(os.path.relpath(target, folder)).as_posix())
+    except ValueError:  # on another drive of Windows
+        return target.resolve().as_uri()

@@ -33,7 +33,8 @@ CAPTIONS = {
     "Confusion matrix": "Rows are true classes, columns predicted ones; correct predictions lie on the diagonal. A "
     "dark cell off the diagonal is a pair of classes that the model confuses.",
     "Reliability diagram": "How often predictions of a given confidence are correct. Points below the dashed line mean "
-    "that the model is overconfident, points above it that it is underconfident.",
+    "that the model is overconfident, points above it that it is underconfident. Small points stand for few images and "
+    "say little.",
 }
 
 
@@ -93,7 +94,7 @@ def page(run: RunFolder, shown: PageInputs) -> str:
 def command(info: Mapping[str, Any]) -> str:
     """Return the command line that started the run; empty if the run was started from Python."""
     argv = info.get("environment", {}).get("command") or []
-    if argv and Path(argv[0]).name in ("vitkit", "__main__.py"):
+    if argv and Path(argv[0]).stem in ("vitkit", "__main__"):
         return "vitkit " + shlex.join(argv[1:])
     return ""
 
@@ -144,9 +145,20 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
     tables = [
         (
             "Run",
-            {name: info.get(name) for name in ("kind", "created", "recipe_name", "model")}
-            | {"pre-trained weights": info.get("weights")}
-            | {name: info.get(name) for name in ("device", "processes", "torch_threads", "steps", "features")},
+            {
+                label: info.get(name)
+                for label, name in {
+                    "kind": "kind",
+                    "recipe": "recipe_name",
+                    "model": "model",
+                    "pre-trained weights": "weights",
+                    "features": "features",
+                    "steps": "steps",
+                    "device": "device",
+                    "processes": "processes",
+                    "threads": "torch_threads",
+                }.items()
+            },
         ),
         ("Recipe", info.get("recipe", {})),
         ("Settings", info.get("settings", {})),
@@ -254,12 +266,9 @@ def results(found: Mapping[str, Any]) -> dict[str, Any]:
         drawn["Confusion matrix"] = draw.matrix(
             np.array(found["confusion"]), names, title="Confusion matrix", x="predicted class", y="true class"
         )
-    drawn["Reliability diagram"] = draw.lines(
-        {"predictions": ([b["confidence"] for b in bins], [b["accuracy"] for b in bins])},
+    drawn["Reliability diagram"] = draw.reliability(
+        *([b[name] for b in bins] for name in ("confidence", "accuracy", "count")),
         title=f"Reliability (expected calibration error {found['ece']:.3f})",
-        x="confidence",
-        y="accuracy",
-        diagonal=True,
     )
     table = [
         ("images", f"{found['n']:,}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -33,7 +34,7 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": share, "number": number, "whole": whole, "time": duration}
+    environment.filters |= {"share": share, "number": number, "whole": whole, "time": duration, "date": date}
     return environment.get_template(template).render(**values)
 
 
@@ -59,6 +60,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def date(created: str | None) -> str:
+    """Format the ISO date of run.json in minutes; None becomes a dash."""
+    return "–" if not created else f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _data(kind: str, content: bytes) -> str:
