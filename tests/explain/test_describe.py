@@ -38,6 +38,7 @@ def test_rows_follow_an_image() -> None:
     assert rows[""].parameters == parameters(VARIANTS["vit-b/16"])
     assert rows["patch_embedding"].output == (2, 196, 768)
     assert rows["blocks.11.mlp.fc1"].output == (2, 197, 3072)
+    assert rows["blocks.11.msa.qkv"].input == (2, 197, 768)
     assert rows["head"].input == (2, 768)
     names = list(rows)
     assert names.index("blocks.0.msa") < names.index("blocks.0.norm2") < names.index("blocks.1")

@@ -78,6 +78,7 @@ def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
     for module in model.modules():
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
+    model.pool.rows = None  # every block with all tokens: otherwise the last one computes only those that Eq. 4 reads
     model(x)
 
     def call(module: nn.Module) -> tuple[int, Shape, Shape] | None:
