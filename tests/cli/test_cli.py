@@ -126,7 +126,20 @@ def test_describe(tmp_path: Path) -> None:
     done = vitkit("describe", "vit-ti/16", "--image-size", "384x224", "--classes", "3", "--draw", str(tmp_path / "d"))
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["projection", "Conv2d", "[1,", "3,", "384,", "224]", "[1,", "192,", "24,", "14]", "147,648", "yes"] in lines
+    assert [
+        "projection",
+        "PatchProjection",
+        "[1,",
+        "3,",
+        "384,",
+        "224]",
+        "[1,",
+        "192,",
+        "24,",
+        "14]",
+        "147,648",
+        "yes",
+    ] in lines
     assert sum("qkv" in line for line in lines) == 12
     for name in ("classes", "overview"):
         svg = (tmp_path / "d" / f"{name}.svg").read_text(encoding="utf-8")
