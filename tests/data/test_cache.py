@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tests.data.images import BAD, class_folder, odd_files
+from tests.data.images import BAD, class_folder, encoded, odd_files
 from vitkit.data import Augment, EvalLoader, TrainLoader, cached, open_source
 from vitkit.errors import BadImage, ConfigError, OutputError
 from vitkit.model.config import InputSpec
@@ -83,6 +85,41 @@ def test_it_is_made_anew_when_the_data_or_the_request_changes(photos, tmp_path):
     file.write_bytes(file.read_bytes() + b"\0")
     cached(photos, tmp_path / "cache", short_side=30, workers=0, progress=tell)
     assert calls
+
+
+def test_other_pictures_of_the_same_size_are_noticed(tmp_path):
+    class_folder(tmp_path / "photos", {"a": 3, "b": 3}, (600, 400))
+    source = open_source(tmp_path / "photos", "all")
+    before = np.asarray(cached(source, tmp_path / "cache", workers=0).read(0)[0])
+    file = tmp_path / "photos/a/000.jpg"
+    stat, size = file.stat(), file.stat().st_size
+    other = encoded(Image.new("RGB", (600, 400), (255, 0, 0)))
+    file.write_bytes(other + bytes(size - len(other)))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = np.asarray(cached(source, tmp_path / "cache", workers=0).read(0)[0])
+    assert np.abs(before.astype(int) - after).mean() > 30
+    assert after[200, 300].tolist() == [254, 0, 0]
+
+
+def test_a_cache_can_compare_every_byte(tmp_path):
+    class_folder(tmp_path / "photos", {"a": 3}, (600, 400))
+    source = open_source(tmp_path / "photos", "all")
+    told = []
+
+    def make(verify):
+        told.clear()
+        cached(source, tmp_path / "cache", workers=0, verify=verify, progress=lambda *done: told.append(done))
+        return bool(told)
+
+    file = tmp_path / "photos/a/000.jpg"
+    assert make(True)
+    assert not make(True)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 6] ^= 1
+    file.write_bytes(data)
+    assert make(True)
+    assert make(False)
+    assert not make(False)
 
 
 def test_half_a_cache_is_none(photos, tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,10 +17,12 @@ from PIL import Image
 from vitkit.data.decode import Raw, decode
 from vitkit.data.order import rng
 from vitkit.data.string_table import StringTable
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
 from vitkit.types import Array
 
+EXCERPT = 4096  # bytes that a fingerprint reads of each image, in four parts
+READERS, PIECE = 16, 256  # threads that read them (they wait for the disk, not for a core), and images per task
 Splits = Mapping[str, Callable[[], "Source"]]  # a data set's own splits; calling one opens it
 
 
@@ -61,21 +65,41 @@ class Source(ABC):
         """
         return decode(self.raw(i), self.names[i]), int(self._labels[i])
 
-    def sizes(self) -> Array | None:
-        """Return the size in bytes of each image, or None if that is unknown without reading them."""
-        return None
-
     def place(self, i: int) -> Path | None:
         """Return the file that holds image `i` alone, or None if there is no such file."""
         return None
 
-    def fingerprint(self) -> str:
-        """Return a hash of the class names, image names, labels and file sizes."""
+    def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
+        """Return the size in bytes of image `i`, and all of it or four parts of it; (-1, b"") if it is unreadable."""
+        try:
+            raw = self.raw(i)
+        except BadImage:
+            return -1, b""
+        data = raw if isinstance(raw, bytes) else np.asarray(raw).tobytes()
+        return len(data), excerpt(io.BytesIO(data), 0, len(data), whole)
+
+    def fingerprint(self, *, whole: bool = False) -> str:
+        """Return a hash of the class names, image names, labels and content; file times play no part.
+
+        Args:
+            whole: hash every byte of every image (default: the size and four parts of each).
+        """
         h = hashlib.sha256(repr(self.class_names).encode())
         names = self.names if isinstance(self.names, StringTable) else StringTable(self.names)
-        sizes = self.sizes()
-        for part in (*names.buffers(), self.labels, *([] if sizes is None else [sizes.astype(np.int64)])):
+        for part in (*names.buffers(), self.labels):
             h.update(np.ascontiguousarray(part).data)
+
+        def digest(rows: range) -> bytes:
+            some = hashlib.sha256()
+            for i in rows:
+                size, content = self.excerpt(i, whole)
+                some.update(size.to_bytes(8, "little", signed=True) + content)
+            return some.digest()
+
+        pieces = [range(i, min(i + PIECE, len(self))) for i in range(0, len(self), PIECE)]
+        with ThreadPoolExecutor(1 if self.in_memory else READERS) as readers:
+            for found in readers.map(digest, pieces):
+                h.update(found)
         return h.hexdigest()
 
     def counts(self) -> dict[str, int]:
@@ -130,10 +154,6 @@ class Pixels(Source):
         image: Array = self._images.numpy()[i]
         return image if image.ndim == 3 else image[:, :, None]
 
-    def fingerprint(self) -> str:
-        """Return a hash of the class names, image names, labels and every pixel."""
-        return hashlib.sha256((super().fingerprint()).encode() + self._images.numpy().tobytes()).hexdigest()
-
 
 class Subset(Source):
     """Some images of another source, in a given order.
@@ -152,14 +172,13 @@ class Subset(Source):
         """See Source."""
         return self.source.raw(int(self.indices[i]))
 
-    def sizes(self) -> Array | None:
-        """See Source."""
-        sizes = self.source.sizes()
-        return None if sizes is None else sizes[self.indices.numpy()]
-
     def place(self, i: int) -> Path | None:
         """See Source."""
         return self.source.place(int(self.indices[i]))
+
+    def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
+        """See Source."""
+        return self.source.excerpt(int(self.indices[i]), whole)
 
 
 class _Chosen(Sequence[str]):
@@ -173,6 +192,18 @@ class _Chosen(Sequence[str]):
         if isinstance(i, slice):
             return [self.names[int(j)] for j in self.indices[i]]
         return self.names[int(self.indices[i])]
+
+
+def excerpt(file: BinaryIO, start: int, size: int, whole: bool) -> bytes:
+    """Read all of `size` bytes from `start` on, or, if there are many, four parts: both ends and two in between."""
+    if whole or size <= EXCERPT:
+        file.seek(start)
+        return file.read(size)
+    parts, length = [], EXCERPT // 4
+    for k in range(4):
+        file.seek(start + (size - length) * k // 3)
+        parts.append(file.read(length))
+    return b"".join(parts)
 
 
 def stratified(labels: Array, held_share: float, seed: int) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from vitkit.errors import BadImage, ConfigError, OutputError
 from vitkit.model.config import InputSpec
 from vitkit.types import Array, Progress
 
-VERSION = 1
+VERSION = 2
 PIECE = 16  # images per task
 
 
@@ -60,17 +60,13 @@ class CachedSource(Source):
         start, H, W, C = self._index[i].tolist()
         return self._pixels[start : start + H * W * C].reshape(H, W, C)
 
-    def sizes(self) -> Array | None:
-        """See Source."""
-        return self.source.sizes()
-
     def place(self, i: int) -> Path | None:
         """See Source."""
         return self.source.place(i)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, whole: bool = False) -> str:
         """Return the source's fingerprint."""
-        return self.source.fingerprint()
+        return self.source.fingerprint(whole=whole)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_pixels"}  # each worker maps the file itself
@@ -86,6 +82,7 @@ def cached(
     *,
     spec: InputSpec | None = None,
     short_side: int | None = None,
+    verify: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> CachedSource:
@@ -97,6 +94,7 @@ def cached(
         spec: store the input of evaluation (resized and cropped, bit-exact) instead of whole images.
         short_side: shrink larger images to this shorter side, in pixels, for training with a smaller cache
             (default: keep every pixel).
+        verify: compare every byte of the source with what was decoded, not just a part of each image (default: False).
         workers: worker processes for decoding (default: one per core).
         progress: called with (images done, total).
 
@@ -109,7 +107,7 @@ def cached(
     exact = replace(spec, class_names=()) if spec is not None else None
     about = {
         "version": VERSION,
-        "fingerprint": source.fingerprint(),
+        "fingerprint": source.fingerprint(whole=verify),
         "short_side": short_side,
         "spec": exact.to_dict() if exact is not None else None,
     }

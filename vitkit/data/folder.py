@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from vitkit.data.base import Source, Splits
+from vitkit.data.base import Source, Splits, excerpt
 from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Array
@@ -71,16 +69,14 @@ class Files(Source):
         """Return the file of image `i`."""
         return self.root / self.names[i]
 
-    def sizes(self) -> Array:
-        """Return the size in bytes of each file, -1 if it does not exist."""
-
-        def size(name: str) -> int:
-            try:
-                return os.stat(os.path.join(self.root, name)).st_size
-            except OSError:
-                return -1
-
-        return np.fromiter((size(name) for name in self.names), np.int64, len(self))
+    def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
+        """See Source."""
+        try:
+            with open(os.path.join(self.root, self.names[i]), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                return size, excerpt(file, 0, size, whole)
+        except OSError:
+            return -1, b""
 
 
 def splits(place: str) -> Splits:
@@ -107,7 +103,9 @@ def splits(place: str) -> Splits:
 
 def class_folders(root: Path) -> list[str]:
     """Return the names of the class folders in `root`, numbers in numeric order."""
-    names = sorted((e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))), key=natural)
+    with os.scandir(root) as entries:
+        found = [entry.name for entry in entries if os.path.isdir(entry.path)]
+    names = sorted((name for name in found if not name.startswith((".", "__"))), key=natural)
     if not names:
         raise DataError(f"Expected {root}/<class>/<image>, one folder per class; {root} has no class folders.")
     return names
@@ -141,12 +139,15 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
 
 def _images_below(root: Path, folder: str) -> list[str]:
     found: list[str] = []
-    for entry in os.scandir(root / folder):
-        name = f"{folder}/{entry.name}"
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            found += _images_below(root, name)
-        elif entry.name.lower().endswith(ENDINGS):
-            found.append(name)
+    here = os.path.realpath(root / folder)
+    with os.scandir(here) as entries:
+        for entry in entries:
+            name, link = f"{folder}/{entry.name}", entry.is_symlink()
+            if entry.name.startswith("."):
+                continue
+            if os.path.isdir(entry.path) if link else entry.is_dir():
+                if not (link and Path(here).is_relative_to(os.path.realpath(entry.path))):  # a loop of links
+                    found += _images_below(root, name)
+            elif entry.name.lower().endswith(ENDINGS) and (link or entry.is_file()):  # not a pipe, which would block
+                found.append(name)
     return found

@@ -6,14 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitkit.data.base import Source, Splits
 from vitkit.data.decode import Raw
 from vitkit.data.folder import SPLIT_FOLDERS
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, DataError, MissingDependency
-from vitkit.types import Array
 
 
 class Rows(Source):
@@ -37,9 +34,10 @@ class Rows(Source):
         if isinstance(feature, datasets.ClassLabel):
             class_names, numbers = list(feature.names), values
         else:
-            class_names = sorted({str(v) for v in (values if training is None else training[label])}, key=natural)
+            known = values if training is None else training[label]
+            class_names = sorted({str(v) for v in known if v is not None}, key=natural)
             number = {name: n for n, name in enumerate(class_names)}
-            numbers = [number.get(str(v)) for v in values]
+            numbers = [None if v is None else number.get(str(v)) for v in values]
         if any(n is None or not 0 <= n < len(class_names) for n in numbers):
             raise DataError(
                 f"Expected a class of the training split in column {label!r} of every row; {where} has rows "
@@ -57,17 +55,6 @@ class Rows(Source):
             return Path(cell["path"]).read_bytes()
         except (OSError, TypeError) as error:
             raise BadImage(f"{self.names[i]}: cannot be read from {cell['path']!r} ({error}).") from error
-
-    def sizes(self) -> Array:
-        """Return the size in bytes of each image, -1 for those stored outside the data set."""
-        import pyarrow.compute
-
-        compute: Any = pyarrow.compute  # its functions are created at run time
-        lengths: list[Array] = []
-        for chunk in self.rows.with_format("arrow").iter(1000):
-            found = compute.binary_length(compute.struct_field(chunk[self.image], "bytes")).fill_null(-1)
-            lengths.append(np.asarray(found.to_pylist(), np.int64))
-        return np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
 
 
 def _column(rows: Any, types: tuple[type, ...], usual: tuple[str, ...], what: str, where: str) -> str:

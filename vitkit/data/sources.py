@@ -6,12 +6,15 @@ Each kind returns its splits unopened: {"train": open, "val": open}, or {"all": 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.data import digits, folder, food, hf, idx, table, tar
 from vitkit.data.base import Source, Splits, Subset, stratified
 from vitkit.errors import DataError, pick
+
+log = logging.getLogger("vitkit")
 
 SOURCES: dict[str, Callable[[str], Splits]] = {
     "folder": folder.splits,  # train/<class>/*.jpg, or <class>/*.jpg
@@ -36,11 +39,15 @@ def open_splits(spec: str | Path) -> Splits:
     """Return a data set's own splits; calling one opens it.
 
     Args:
-        spec: `kind:place` with a kind from SOURCES, or a path.
+        spec: a path, or `kind:place` with a kind from SOURCES; a path that exists comes first.
 
     Raises:
         DataError: there is nothing, or nothing that is recognised.
     """
+    if spec in SOURCES and Path(spec).exists():
+        log.warning(
+            "note: %r is a path as well as a data source; the path is used. The source is %r.", spec, f"{spec}:"
+        )
     kind, place = parse(spec)
     return pick(SOURCES, kind, "data source")(place)
 
@@ -90,10 +97,10 @@ def _filled(source: Source, spec: str | Path, split: str) -> Source:
 def parse(spec: str | Path) -> tuple[str, str]:
     """Return (kind, place) of a data set; the kind of a path is recognised by what is there."""
     text = str(spec)
-    kind, colon, place = text.partition(":")
-    if not isinstance(spec, Path) and (text in SOURCES or (colon and kind in SOURCES)):
-        return kind, place
+    kind, _, place = text.partition(":")
     path = Path(text).expanduser()
+    if not isinstance(spec, Path) and kind in SOURCES and not path.exists():
+        return kind, place
     if path.is_file():
         for ending, of in {".csv": "csv", ".parquet": "parquet", ".tar": "tar"}.items():
             if path.suffix.lower() == ending:

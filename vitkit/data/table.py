@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -70,10 +71,12 @@ def _splits(path: Path, heading: Sequence[str], columns: dict[str, list[Any]]) -
     for kind in ("path", "label"):
         if of[kind] is None:
             raise DataError(f"Expected a column {kind!r} in {path}; its columns are: {', '.join(heading)}.")
-    names, values = columns[str(of["path"])], [str(value) for value in columns[str(of["label"])]]
-    for row, (name, value) in enumerate(zip(names, values, strict=True), 2):
-        if not isinstance(name, str) or not name or value in ("", "None"):
+    names, labels = columns[str(of["path"])], columns[str(of["label"])]
+    for row, (name, value) in enumerate(zip(names, labels, strict=True), 2):
+        missing = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+        if not isinstance(name, str) or not name or missing:
             raise DataError(f"{path}, row {row}: expected a path and a label; got {name!r} and {value!r}.")
+    values = [str(value) for value in labels]
     class_names = sorted(set(values), key=natural)
     number = {name: i for i, name in enumerate(class_names)}
     rows: dict[str, list[int]] = {"all": list(range(len(names)))}

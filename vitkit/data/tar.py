@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.base import Source, Splits
+from vitkit.data.base import Source, Splits, excerpt
 from vitkit.data.folder import ENDINGS, SPLIT_FOLDERS
 from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
@@ -54,9 +54,14 @@ class Shards(Source):
         except OSError as error:
             raise BadImage(f"{self.names[i]}: cannot be read ({error.strerror}).") from error
 
-    def sizes(self) -> Array:
-        """Return the size in bytes of each image."""
-        return self.where[:, 2].numpy()
+    def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
+        """See Source."""
+        shard, start, length = self.where[i].tolist()
+        try:
+            with open(self.shards[shard], "rb", buffering=0) as file:
+                return length, excerpt(file, start, length, whole)
+        except OSError:
+            return -1, b""
 
 
 def splits(place: str) -> Splits:
@@ -177,5 +182,5 @@ def _label(ending: str, data: bytes) -> str | None:
         except ValueError:
             return None
         found = [values[k] for k in ("label", "class", "cls") if k in values] if isinstance(values, dict) else []
-        return str(found[0]) if found else None
+        return str(found[0]) if found and found[0] is not None else None
     return text or None
