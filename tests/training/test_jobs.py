@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -119,6 +120,42 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     assert outcome.step == 12
     run(tmp_path / "whole")
     assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
+
+
+def test_images_replaced_by_others_of_the_same_size_are_not_resumed_on(tmp_path: Path) -> None:
+    data = photos(tmp_path / "p", a=12, b=12)
+    recipe = tiny(config=dataclasses.replace(tiny().config, num_channels=3, num_classes=2))
+    run(tmp_path / "r", recipe, data=str(data), watch=stop_at(3))
+    run(tmp_path / "whole", recipe, data=str(data), watch=stop_at(3), verify_data=True)
+    moved = shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)  # other times, the same content
+    prepare(str(moved), tmp_path / "r", recipe=recipe, resume=True, settings=SETTINGS)
+    ready = prepare(str(moved), tmp_path / "r", recipe=recipe, resume=True, settings=SETTINGS, verify_data=True)
+    assert "without --verify-data" in ready.notes[0]
+    assert not prepare(
+        str(moved), tmp_path / "whole", recipe=recipe, resume=True, settings=SETTINGS, verify_data=True
+    ).notes
+    for file in data.rglob("*.*"):
+        stat = file.stat()
+        file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    for out, words in (("r", "started with other data .images, names or labels differ"), ("whole", "other data")):
+        with pytest.raises(ConfigError, match=words):
+            run(tmp_path / out, recipe, data=str(data), resume=True)
+
+
+def test_verifying_compares_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = photos(tmp_path / "p", a=12, b=12)
+    recipe = tiny(config=dataclasses.replace(tiny().config, num_channels=3, num_classes=2))
+    monkeypatch.setattr("vitkit.data.base.EXCERPT", 4)  # so that these small files have bytes between the parts
+    run(tmp_path / "r", recipe, data=str(data), watch=stop_at(3), verify_data=True)
+    file = next(data.rglob("*.*"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 - 2] ^= 1
+    file.write_bytes(content)
+    how = {"recipe": recipe, "resume": True, "settings": SETTINGS}
+    prepare(str(data), tmp_path / "r", **how)
+    with pytest.raises(ConfigError, match="started with other verified data"):
+        prepare(str(data), tmp_path / "r", **how, verify_data=True)
 
 
 def test_a_run_with_other_random_numbers_is_not_resumed(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def train(
     workers: Annotated[
         int | None, of_machine("--workers", help="Worker processes for decoding (default: one per core).")
     ] = None,
+    verify_data: Annotated[
+        bool, of_machine("--verify-data", help="Record or compare every byte of the images, not just parts of each.")
+    ] = False,
     bad_images: Annotated[
         str | None, of_machine("--bad-images", help="What to do about unreadable images: fail or skip (default: fail).")
     ] = None,
@@ -196,6 +199,7 @@ def train(
         image_size=size,
         resume=resume,
         accumulate=accumulate,
+        verify_data=verify_data,
         changes=changes,
         settings=settings,
     )

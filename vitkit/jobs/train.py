@@ -77,6 +77,7 @@ def prepare(
     image_size: int | tuple[int, int] | None = None,
     resume: bool = False,
     accumulate: int | None = None,
+    verify_data: bool = False,
     changes: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Prepared:
@@ -93,6 +94,7 @@ def prepare(
         image_size: in pixels (default: the recipe's, or else the model's own).
         resume: whether to resume the run at `out`, if there is one.
         accumulate: micro-batches per step and process; an alternative to `micro_batch` in settings.
+        verify_data: record every byte of the images, or compare with what was recorded (default: parts of each image).
         changes: fields of Recipe to change; values of None are ignored.
         settings: fields of Settings to set; values of None are ignored.
 
@@ -125,6 +127,10 @@ def prepare(
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
     info = _describe(ready, name, model, weights, data)
+    if verify_data and stored and "verified data" not in stored["same"]:
+        notes.append("The run was started without --verify-data, so only parts of each image can be compared.")
+    elif verify_data:
+        info["same"]["verified data"] = [part.fingerprint(whole=True) for part in (train, val) if part is not None]
     if stored:
         RunFolder.open(out).check(info)
     _check_space(out, built, how)

@@ -122,7 +122,9 @@ class RunFolder:
         old, new = self.info.get("same", {}), json.loads(json.dumps(info.get("same", {})))
         for name in new:
             if old.get(name) != new[name]:
-                difference = describe_difference(name, old.get(name), new[name])
+                difference = f"other {name} (images, names or labels differ)"
+                if not name.endswith("data"):
+                    difference = describe_difference(name, old.get(name), new[name])
                 raise ConfigError(
                     f"{self.path} was started with {difference}. Resume with the original value, or start another "
                     f"run with a new --out."
