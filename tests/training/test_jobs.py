@@ -74,6 +74,7 @@ TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
         (["digits", "--out", "r", *TINY, "--bad-images", "eat"], "bad_images must be one of"),
         (["digits", "--out", "r", "--recipe", "digits", "--tracker", "abacus"], "Unknown tracker"),
         (["digits", "--out", "/dev/null/r", *TINY, "--steps", "1", "--warmup", "0"], "/dev/null/r"),
+        (["digits", "--out", "r", "--recipe", "deit", "--batch-size", "8"], "Give --final-lr"),
         (["digits", "--out", "r", "--recipe", "pretrain-imagenet"], "needs a model: give --model"),
     ],
 )
@@ -167,6 +168,24 @@ def test_a_run_with_other_random_numbers_is_not_resumed(tmp_path: Path) -> None:
         record.write_text(json.dumps(info), encoding="utf-8")
         with pytest.raises(ConfigError, match=r"draws other random numbers.*another --out\.$"):
             run(tmp_path / "r", resume=True)
+
+
+def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.jobs.train import train
+
+    photos(tmp_path / "here" / "p", a=12, b=12)
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run(tmp_path / "r", data="p", watch=stop_at(3))
+    monkeypatch.chdir(tmp_path / "there")
+    folder, outcome = train(None, tmp_path / "r", resume=True)
+    assert outcome.step == 12
+    assert folder.info["data"]["spec"] == "p"
+    assert folder.data == f"folder:{tmp_path / 'here' / 'p'}"
+    (tmp_path / "here" / "p").rename(tmp_path / "there" / "p")  # moved along: what the user gave is tried next
+    assert RunFolder.open(tmp_path / "r").data == "p"
+    run(tmp_path / "d", tiny(steps=1, warmup=0))
+    assert RunFolder.open(tmp_path / "d").data == "digits"
 
 
 def test_parts(tmp_path: Path) -> None:

@@ -120,3 +120,21 @@ def test_metrics_after_the_last_state_are_forgotten(tmp_path: Path) -> None:
     forked(lambda rank: run(out, RECIPE, resume=True))
     steps = [row["step"] for row in RunFolder.open(out).metrics() if row["event"] == "train"]
     assert steps == [5, 10, 15, 20, 24]
+
+
+def test_best_survives_a_kill_between_saves(tmp_path: Path) -> None:
+    """Killed right after a new best was found, long before the next save is due."""
+    settings = {"save_every": 100, "evaluate_every": 3}
+    recipe = tiny(steps=24, lr=5e-3, dropout=0.1, ema=0.9)
+    run(tmp_path / "whole", recipe, settings=settings)
+    found = bytes_of(tmp_path / "whole")
+    step = int(found["best.safetensors metadata"]["step"])
+    assert step % 3 == 0
+
+    def watch(event: dict) -> None:
+        if event["event"] == "step" and event["step"] == min(step + 1, 23):
+            die()
+
+    assert forked(lambda rank: run(tmp_path / "r", recipe, settings=settings, watch=watch)) == [-signal.SIGKILL]
+    assert forked(lambda rank: run(tmp_path / "r", recipe, settings=settings, resume=True)) == [0]
+    assert bytes_of(tmp_path / "r") == found

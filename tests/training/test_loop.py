@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from vitkit.data.mix import Mix
 from vitkit.errors import Diverged, OutputError, UnreadableFile
 from vitkit.evaluation.logits import logits_of
 from vitkit.jobs.splits import train_and_val
+from vitkit.jobs.train import prepare
 from vitkit.model.config import InputSpec
 from vitkit.training.build import new_model
 from vitkit.training.loop import step_seed
@@ -362,10 +364,23 @@ def test_unreadable_images_fail_or_are_skipped_and_named_once(tmp_path: Path) ->
 
 
 def test_settings_of_the_machine_may_change(tmp_path: Path) -> None:
-    """Workers and micro-batches are no part of what a run must agree on when it goes on."""
+    """A run may be resumed with other workers and micro-batches."""
     run(tmp_path / "r", watch=stop_at(3))
     _, outcome = run(tmp_path / "r", resume=True, settings={**SETTINGS, "micro_batch": 8, "workers": 1})
     assert outcome.step == 12
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.2}, {"drop_path": 0.2}])
+def test_only_without_dropout_does_the_micro_batch_not_matter(changes: dict, tmp_path: Path) -> None:
+    recipe = tiny(**PLAIN | {"steps": 4} | changes)
+    with_a_head(recipe, tmp_path / "w.safetensors")
+    run(tmp_path / "big", recipe, weights=tmp_path / "w.safetensors")
+    run(tmp_path / "cut", recipe, weights=tmp_path / "w.safetensors", watch=stop_at(1))
+    assert prepare(None, tmp_path / "cut", resume=True).notes == ()
+    (*notes,) = prepare(None, tmp_path / "cut", resume=True, settings={"micro_batch": 8}).notes
+    assert ["16 to 8" in note and "dropout" in note for note in notes] == ([True] if changes else [])
+    run(tmp_path / "cut", recipe, weights=tmp_path / "w.safetensors", resume=True, settings={"micro_batch": 8})
+    assert (distance(tmp_path / "big", tmp_path / "cut") > 1e-3) == bool(changes)
 
 
 def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,3 +398,65 @@ def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monke
         tmp_path / "many", tiny(steps=None, epochs=3, warmup=0, batch_size=200), settings={"evaluate_every": None}
     )
     assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == [13, 25]
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, scores: dict[int, tuple[int, float]]) -> None:
+    """Make the validation after each step measure what `scores` says: {step: (correct answers of 4, loss)}."""
+    from vitkit.training import loop
+
+    steps = iter(sorted(scores))
+
+    def answers(logits: object, labels: object) -> tuple[None, np.ndarray, None, np.ndarray]:
+        correct, loss = scores[next(steps)]
+        return None, np.where(np.arange(4) < correct, 0, 9), None, np.full(4, -loss)
+
+    monkeypatch.setattr(loop, "answers", answers)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({4: (2, 1.0), 8: (3, 9.0), 12: (1, 0.5)}, 8),  # the higher accuracy
+        ({4: (3, 1.0), 8: (3, 0.5), 12: (3, 0.7)}, 8),  # then the lower loss
+        ({4: (3, 0.5), 8: (3, 0.5), 12: (2, 0.1)}, 8),  # then the later step
+    ],
+)
+def test_best_by_accuracy_then_loss_then_step(
+    scores: dict[int, tuple[int, float]], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, scores)
+    _, outcome = run(tmp_path / "r")
+    assert containers.read(tmp_path / "r" / "best.safetensors")[1]["step"] == str(best)
+    assert outcome.best == scores[best][0] / 4
+
+
+def test_best_is_written_when_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves that are rarer than validations do not lose it, and neither does a run that is cut after it."""
+    scores = {4: (1, 1.0), 8: (3, 1.0), 12: (2, 1.0)}
+    scripted(monkeypatch, scores)
+    run(tmp_path / "often")
+    for name in ("rare", "cut"):
+        scripted(monkeypatch, scores)
+        run(tmp_path / name, settings={"save_every": 100}, watch=stop_at(10) if name == "cut" else None)
+        assert containers.read(tmp_path / name / "best.safetensors")[1]["step"] == "8"
+        assert distance(tmp_path / name, tmp_path / "often", "best") == 0
+    scripted(monkeypatch, {12: scores[12]})
+    run(tmp_path / "cut", resume=True, settings={"save_every": 100})
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "rare") == bytes_of(tmp_path / "often")
+
+
+def test_best_is_what_the_metrics_say(tmp_path: Path) -> None:
+    folder, outcome = run(tmp_path / "r", tiny(steps=30, lr=5e-3, ema=0.8), settings={"save_every": 100})
+    rows = [row for row in folder.metrics() if row["event"] == "val"]
+    best = max(rows, key=lambda row: (row["top1"], -row["loss"], row["step"]))
+    found = containers.read(tmp_path / "r" / "best.safetensors")[1]
+    assert (found["step"], float(found["top1"]), outcome.best) == (str(best["step"]), best["top1"], best["top1"])
+    _, val, _ = train_and_val("digits", 0.1, 0)
+    outputs = logits_of(load(tmp_path / "r"), val)
+    assert (outputs.logits.argmax(1) == outputs.labels).mean() == pytest.approx(best["top1"])
+
+
+def test_a_stop_request_during_the_last_step_comes_too_late(tmp_path: Path) -> None:
+    _, outcome = run(tmp_path / "r", watch=stop_at(12))
+    assert (outcome.step, outcome.stopped, outcome.interrupted) == (12, False, True)
+    assert outcome.best is not None

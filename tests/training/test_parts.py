@@ -20,11 +20,13 @@ from vitkit.training.recipe import DECAYS
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-def test_warmup_multiplies_the_decay(decay: str) -> None:
+def test_the_decay_is_counted_from_the_end_of_the_warmup(decay: str) -> None:
     r = tiny(lr=0.5, decay=decay, warmup=10, steps=100)
     shape = {"linear": lambda x: 1 - x, "cosine": lambda x: 0.5 + 0.5 * math.cos(math.pi * x), "constant": lambda x: 1}
-    for t in (0, 1, 5, 9, 10, 11, 50, 99, 100):
-        assert r.lr_at(t, 100) == pytest.approx(0.5 * shape[decay](t / 100) * min(1, t / 10))
+    for t in (0, 1, 5, 9, 10, 11, 55, 99, 100):
+        progress = max(0, (t - 10) / 90)
+        assert r.lr_at(t, 100) == pytest.approx(0.5 * shape[decay](progress) * min(1, t / 10))
+    assert r.lr_at(10, 100) == 0.5
 
 
 def test_linear_decay_ends_where_it_is_told() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.peers import peer
 from tests.training.tiny import CONFIG, bytes_of, run
 from vitkit.errors import ConfigError, UnknownName, pick
 from vitkit.training.recipe import Recipe
@@ -103,15 +106,257 @@ def test_every_recipe_has_a_source_and_survives_json(name: str) -> None:
     assert Recipe.from_dict(json.loads(json.dumps(r.to_dict()))) == r
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_schedule_ends(name: str) -> None:
-    r = RECIPES[name]
-    images = 300_000_000 if "jft" in name else 14_000_000 if "21k" in name else 1_281_167
-    total = r.total(images if r.batch_size > 1000 else 60_000)
-    assert r.lr_at(total, total) == pytest.approx(r.final_lr, abs=1e-12)
-    assert r.lr_at(total - 1, total) < r.lr * 0.01 + r.final_lr
-    assert max(r.lr_at(step, total) for step in range(0, total, max(1, total // 500))) <= r.lr
-    assert max(r.lr_at(step, total) for step in range(0, total, max(1, total // 500))) > r.lr * 0.8
+CROP = {
+    "scale": (0.05, 1.0),
+    "ratio": (3 / 4, 4 / 3),
+    "interpolation": None,
+    "flip": 0.5,
+    "color_jitter": 0.0,
+    "rand_layers": 0,
+    "rand_magnitude": 10.0,
+    "erase": 0.0,
+    "erase_area": (0.02, 1 / 3),
+    "erase_fill": "mean",
+}
+UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "probability": 1.0, "switch": 0.5}
+# Every number that a recipe has unless the rows below say otherwise.
+USUAL = {
+    "image_size": None,
+    "epochs": None,
+    "steps": None,
+    "optimizer": "adamw",
+    "lr_choices": (),
+    "lr_rule": "fixed",
+    "betas": (0.9, 0.999),
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "decay": "cosine",
+    "decay_from": "warmup",
+    "final_lr": 0.0,
+    "warmup_lr": 0.0,
+    "clip": None,
+    "ema": None,
+    "layer_decay": None,
+    "loss": "softmax",
+    "label_smoothing": 0.0,
+    "dropout": 0.0,
+    "drop_path": 0.0,
+    "pre_logits": False,
+    "head_bias": 0.0,
+    "freeze": (),
+    "val": 0.1,
+    "augment": CROP,
+    "mix": UNMIXED,
+}
+TABLE3 = {
+    "image_size": 224,
+    "batch_size": 4096,
+    "warmup": 10_000,
+    "decay": "linear",
+    "final_lr": 1e-5,
+    "pre_logits": True,
+    "val": 0.01,
+}
+JFT = {**TABLE3, "epochs": 7, "weight_decay": 0.1}
+I21K = {**TABLE3, "lr": 1e-3, "weight_decay": 0.03, "dropout": 0.1, "loss": "sigmoid", "head_bias": -10.0}
+IMAGENET = {
+    **TABLE3,
+    "epochs": 300,
+    "lr": 3e-3,
+    "decay": "cosine",
+    "final_lr": 0.0,
+    "weight_decay": 0.3,
+    "dropout": 0.1,
+    "clip": 1.0,
+}
+TABLE4 = {"image_size": 384, "optimizer": "sgd", "batch_size": 512, "lr": 0.01, "warmup": 500, "clip": 1.0}
+FOUR, THREE = (0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03)
+AUGREG_BASE = {**IMAGENET, "lr": 1e-3, "weight_decay": 0.1, "dropout": 0.0, "pre_logits": False}
+# arXiv 2012.12877, Table 9, and the defaults of DeiT's main.py: --warmup-lr, --min-lr, --reprob, --mixup, --cutmix.
+DEIT = {
+    "image_size": 224,
+    "epochs": 300,
+    "batch_size": 1024,
+    "lr": 1e-3,
+    "lr_rule": "linear",
+    "weight_decay": 0.05,
+    "decay_from": "start",
+    "final_lr": 1e-5,
+    "warmup": 5 / 300,
+    "warmup_lr": 1e-6,
+    "label_smoothing": 0.1,
+    "drop_path": 0.1,
+    "val": 0.01,
+    "augment": {
+        **CROP,
+        "scale": (0.08, 1.0),
+        "interpolation": "bicubic",
+        "rand_layers": 2,
+        "rand_magnitude": 9,
+        "erase": 0.25,
+        "erase_fill": "noise",
+    },
+    "mix": {**UNMIXED, "mixup": 0.8, "cutmix": 1.0},
+}
+OURS = {"batch_size": 32, "warmup": 0.1, "clip": 1.0, "label_smoothing": 0.1}
+NUMBERS = {
+    "pretrain-jft-b": {**JFT, "lr": 8e-4},
+    "pretrain-jft-l32": {**JFT, "lr": 6e-4},
+    "pretrain-jft-l16": {**JFT, "lr": 4e-4},
+    "pretrain-jft-l16-14": {**JFT, "lr": 4e-4, "epochs": 14},
+    "pretrain-jft-h14": {**JFT, "lr": 3e-4, "epochs": 14},
+    "pretrain-21k-b": {**I21K, "epochs": 90},
+    "pretrain-21k-l-30": {**I21K, "epochs": 30},
+    "pretrain-21k-l-90": {**I21K, "epochs": 90},
+    "pretrain-imagenet": IMAGENET,
+    "finetune-imagenet": {**TABLE4, "steps": 20_000, "lr_choices": THREE, "val": 0.01},
+    "finetune-cifar10": {**TABLE4, "steps": 10_000, "lr_choices": FOUR, "val": 0.02},
+    "finetune-cifar100": {**TABLE4, "steps": 10_000, "lr_choices": FOUR, "val": 0.02},
+    "finetune-pets": {**TABLE4, "steps": 500, "lr_choices": FOUR, "warmup": 100},
+    "finetune-flowers": {**TABLE4, "steps": 500, "lr_choices": FOUR, "warmup": 100},
+    "finetune-vtab": {**TABLE4, "steps": 2_500, "lr_choices": (0.01,)},
+    "finetune-512": {**TABLE4, "image_size": 512, "steps": 20_000, "lr_choices": THREE, "val": 0.01, "ema": 0.9999},
+    "finetune-518": {**TABLE4, "image_size": 518, "steps": 20_000, "lr_choices": THREE, "val": 0.01, "ema": 0.9999},
+    "augreg-none": AUGREG_BASE,
+    **{
+        f"augreg-{level}": {
+            **AUGREG_BASE,
+            "augment": {**CROP, "rand_layers": 2, "rand_magnitude": magnitude},
+            "mix": {**UNMIXED, "mixup": mixup},
+        }
+        for level, (mixup, _, magnitude) in AUGREG.items()
+        if level != "none"
+    },
+    "deit": DEIT,
+    "small-data": {**DEIT, "batch_size": 128, "lr": 5e-4, "warmup": 0.05, "val": 0.1},
+    "finetune": {
+        **OURS,
+        "epochs": 20,
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "layer_decay": 0.75,
+        "augment": {**CROP, "scale": (0.4, 1.0)},
+    },
+    "digits": {
+        **OURS,
+        "epochs": 45,
+        "lr": 3e-3,
+        "weight_decay": 0.1,
+        "augment": {**CROP, "scale": (0.85, 1.0), "ratio": (0.9, 1.1), "flip": 0.0},
+    },
+    "fashion": {
+        **OURS,
+        "epochs": 123,
+        "batch_size": 256,
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "warmup": 0.05,
+        "ema": 0.9995,
+        "drop_path": 0.1,
+        "val": 0.05,
+        "augment": {**CROP, "scale": (0.7, 1.0), "ratio": (0.8, 1.25), "erase": 0.25},
+        "mix": {**UNMIXED, "cutmix": 1.0, "probability": 0.3},
+    },
+    "foodvision-scratch": {
+        **OURS,
+        "epochs": 100,
+        "lr": 1e-3,
+        "weight_decay": 0.1,
+        "augment": {**CROP, "scale": (0.25, 1.0), "color_jitter": 0.4},
+        "mix": {**UNMIXED, "mixup": 0.2, "cutmix": 0.5, "probability": 0.5},
+    },
+    "foodvision-finetune": {
+        **OURS,
+        "epochs": 5,
+        "lr": 5e-4,
+        "weight_decay": 0.05,
+        "layer_decay": 0.75,
+        "augment": {**CROP, "scale": (0.4, 1.0)},
+    },
+}
+
+
+def test_every_recipe_has_a_row_of_numbers() -> None:
+    assert list(NUMBERS) == list(RECIPES)
+    described = {"source", "ours", "expect", "models", "config", "small_data"}
+    assert {f.name for f in dataclasses.fields(Recipe)} - described == {*USUAL, "batch_size", "lr", "warmup"}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_of_every_recipe(name: str) -> None:
+    recipe, expected = RECIPES[name], {**USUAL, **NUMBERS[name]}
+    found = {field: getattr(recipe, field) for field in expected}
+    found |= {field: dataclasses.asdict(found[field]) for field in ("augment", "mix")}
+    assert found == expected
+
+
+def images(name: str) -> int:
+    small = {"digits": 1618, "foodvision-scratch": 202, "foodvision-finetune": 202, "finetune": 900, "small-data": 5000}
+    return small.get(name, 300_000_000 if "jft" in name else 14_000_000 if "21k" in name else 1_281_167)
+
+
+def steps_to_check(warmup: int, total: int) -> list[int]:
+    return sorted({0, 1, warmup // 2, max(warmup - 1, 0), warmup, warmup + 1, total // 3, total // 2, total - 1, total})
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in ("deit", "small-data")])
+def test_the_schedule_is_the_authors(name: str) -> None:
+    """As in vit_jax/utils.py: progress from the end of the warm-up, which multiplies by t / warmup."""
+    numbers, recipe = {**USUAL, **NUMBERS[name]}, RECIPES[name]
+    total = recipe.total(images(name))
+    base, warmup = numbers["lr"], numbers["warmup"] if numbers["warmup"] >= 1 else round(numbers["warmup"] * total)
+    for t in steps_to_check(warmup, total):
+        progress = min(max((t - warmup) / (total - warmup), 0.0), 1.0)
+        if numbers["decay"] == "linear":
+            lr = 1e-5 + (base - 1e-5) * (1 - progress)
+        else:
+            lr = base * 0.5 * (1 + math.cos(math.pi * progress))
+        assert recipe.lr_at(t, total) == pytest.approx(lr * min(1, t / warmup), rel=1e-9, abs=1e-15)
+    assert recipe.lr_at(warmup, total) == base
+    assert recipe.lr_at(total, total) == pytest.approx(numbers["final_lr"], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["deit", "small-data"])
+def test_the_schedule_is_timms(name: str) -> None:
+    numbers, recipe = NUMBERS[name], RECIPES[name]
+    total = recipe.total(images(name))
+    base, warmup = numbers["lr"], round(numbers["warmup"] * total)
+    for t in steps_to_check(warmup, total):
+        lr = 1e-6 + (base - 1e-6) * t / warmup
+        if t >= warmup:
+            lr = 1e-5 + (base - 1e-5) * 0.5 * (1 + math.cos(math.pi * t / total))
+        assert recipe.lr_at(t, total) == pytest.approx(lr, rel=1e-9)
+    scheduler = peer("timm.scheduler").CosineLRScheduler(
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base),
+        t_initial=total,
+        lr_min=1e-5,
+        warmup_t=warmup,
+        warmup_lr_init=1e-6,
+        t_in_epochs=False,
+    )
+    for t in steps_to_check(warmup, total):
+        assert recipe.lr_at(t, total) == pytest.approx(scheduler._get_lr(t)[0], rel=1e-9), t
+
+
+def test_recipes_state_their_formula() -> None:
+    assert RECIPES["pretrain-jft-b"].formula == (
+        "0.0008 t / w while t < w, then 1e-05 + (0.0008 - 1e-05) (1 - p), p = (t - w) / (T - w)"
+    )
+    assert RECIPES["finetune-pets"].formula == (
+        "0.01 t / w while t < w, then 0.01 (1 + cos(pi p)) / 2, p = (t - w) / (T - w)"
+    )
+    assert RECIPES["deit"].formula == (
+        "1e-06 + (0.001 - 1e-06) t / w while t < w, then 1e-05 + (0.001 - 1e-05) (1 + cos(pi p)) / 2, p = t / T"
+    )
+    assert dataclasses.replace(RECIPES["digits"], decay="constant", warmup=0).formula == "0.003"
+    for name in ("finetune-pets", "finetune-flowers"):
+        assert "warm-up" in RECIPES[name].ours
+
+
+def test_deit_with_a_small_batch() -> None:
+    with pytest.raises(ConfigError, match=r"7\.8125e-06 for lr.*Give --final-lr"):
+        RECIPES["deit"].change(batch_size=8)
+    assert RECIPES["deit"].change(batch_size=8, final_lr=0.0).lr == pytest.approx(1e-3 * 8 / 1024)
 
 
 @pytest.mark.parametrize("name", RECIPES)

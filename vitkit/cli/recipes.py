@@ -18,7 +18,8 @@ def recipes(
     from vitkit.training.recipes import RECIPES
 
     if name is not None:
-        values = pick(RECIPES, name, "recipe").to_dict()
+        recipe = pick(RECIPES, name, "recipe")
+        values = recipe.to_dict() | {"lr(t)": recipe.formula}
         if as_json:
             print(json.dumps(values, indent=1))
         else:

@@ -79,6 +79,7 @@ def train(
     decay: Annotated[
         str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
     ] = None,
+    final_lr: Annotated[float | None, of_recipe("--final-lr", help="Learning rate at the end of the decay.")] = None,
     clip: Annotated[float | None, of_recipe("--clip", help="Largest global norm of the gradient.")] = None,
     ema: Annotated[
         float | None, of_recipe("--ema", help="Decay of the running average of the weights, such as 0.9999.")
@@ -136,7 +137,8 @@ def train(
         int | None, of_machine("--evaluate-every", help="Validate every N steps (default: every epoch).")
     ] = None,
     save_every: Annotated[
-        int | None, of_machine("--save-every", help="Save every N steps (default: at every validation).")
+        int | None,
+        of_machine("--save-every", help="Save every N steps, besides each new best (default: at every validation)."),
     ] = None,
     tracker: Annotated[
         list[str] | None,
@@ -161,6 +163,7 @@ def train(
         "weight_decay": weight_decay,
         "optimizer": optimizer,
         "decay": decay,
+        "final_lr": final_lr,
         "clip": clip,
         "ema": ema,
         "layer_decay": layer_decay,

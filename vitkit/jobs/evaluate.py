@@ -111,10 +111,9 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
 
 
 def _same_data(run: RunFolder, data: str | Path) -> bool:
-    spec = run.info.get("data", {}).get("spec")
     try:
-        (kind, place), (other, there) = parse(data), parse(spec)
-    except (DataError, TypeError):
+        (kind, place), (other, there) = parse(data), parse(run.data)
+    except DataError:
         return False
     return kind == other and (place == there or (place != "" and Path(place).resolve() == Path(there).resolve()))
 

@@ -124,7 +124,7 @@ def images_for(
     """
     run = run_of(weights)
     if data is None and run is not None:
-        data = run.info.get("data", {}).get("spec")
+        data = run.data or None
     if data is None:
         if calibrate:
             raise DataError(

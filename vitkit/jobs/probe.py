@@ -24,6 +24,7 @@ from vitkit.features.embed import Embedded, Filled, fill
 from vitkit.features.head import attach, check_attachable
 from vitkit.features.probe import Fitted, Options, check_trainable, fit, tables
 from vitkit.jobs.evaluate import Evaluation, write
+from vitkit.jobs.splits import absolute
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.training.run_folder import RunFolder
@@ -231,6 +232,7 @@ def probe(
         "trained": int(W.size + b.size),
         "data": {
             "spec": str(data),
+            "path": absolute(data),
             "train": len(A.labels),
             "test": len(B.labels),
             "classes": list(names),

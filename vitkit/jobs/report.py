@@ -108,11 +108,10 @@ def evaluation_of(run: RunFolder) -> dict[str, Any] | None:
 
 def _parts(run: RunFolder) -> tuple[Source, Source | None, str]:
     """Return the training images of a run, its validation images, and a name for the latter."""
-    data = run.info["data"]
     if run.info.get("kind") == "train":
-        train, val, _ = train_and_val(data["spec"], run.info["recipe"]["val"], run.info["settings"]["seed"])
+        train, val, _ = train_and_val(run.data, run.info["recipe"]["val"], run.info["settings"]["seed"])
         return train, val, "the validation split"
-    splits = open_splits(data["spec"])
+    splits = open_splits(run.data)
     return splits["train" if "train" in splits else "all"](), None, ""
 
 

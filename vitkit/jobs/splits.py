@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitkit.data.base import Source, Subset, stratified
-from vitkit.data.sources import open_splits
+from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError
+
+
+def absolute(spec: str | Path) -> str | None:
+    """Return a data set's `kind:place` with an absolute path, or None if it is not a file or folder."""
+    kind, place = parse(spec)
+    return f"{kind}:{Path(place).absolute()}" if place and Path(place).exists() else None
 
 
 def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, Source | None, list[str]]:

@@ -67,7 +67,7 @@ def sweep(
         _, outcome = train(
             data, out / f"lr-{lr:g}", recipe=recipe, changes={**changes, "lr": lr}, resume=resume, watch=watch, **how
         )
-        if outcome.stopped:
+        if outcome.interrupted:  # even if this run was finished: the sweep is not
             return {"stopped": True}
         scores[lr] = last_top1(RunFolder.open(out / f"lr-{lr:g}"))
     best = max(scores, key=lambda lr: (scores[lr], -lr))

@@ -15,7 +15,7 @@ import torch
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, pick
-from vitkit.jobs.splits import train_and_val
+from vitkit.jobs.splits import absolute, train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
@@ -30,7 +30,7 @@ from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
 
 FEW_IMAGES = 10_000  # fewer than these are too few to train from scratch
 # Fields of a recipe that do not affect the result, so a resumed run may differ in them.
-DESCRIPTIVE = ("source", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
+DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def prepare(
     """
     out = Path(out).expanduser()
     stored = _stored_info(out, resume)
-    data = data if data is not None else stored.get("data", {}).get("spec")
-    if data is None:
+    data = data if data is not None else RunFolder(out, stored).data
+    if not str(data):
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
     model, weights = model or stored.get("model"), str(weights) if weights else stored.get("weights")
     name, how = _choose_recipe(recipe, weights, stored)
@@ -134,7 +134,7 @@ def prepare(
     if stored:
         RunFolder.open(out).check(info)
     _check_space(out, built, how)
-    notes += _notes(name, how, model, weights, len(train), data)
+    notes += _notes(name, how, model, weights, len(train), data) + _other_randomness(ready, stored)
     return dataclasses.replace(ready, info=info, notes=tuple(notes))
 
 
@@ -262,6 +262,7 @@ def _describe(ready: Prepared, name: str, model: str | None, weights: str | None
         "trained": sum(p.numel() for p in built.parameters() if p.requires_grad),
         "data": {
             "spec": str(data),
+            "path": absolute(data),
             "train": len(train),
             "val": len(val) if val else 0,
             "classes": list(train.class_names),
@@ -305,6 +306,30 @@ def _notes(
     ):
         notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}, not for {model}.")
     return notes
+
+
+def _other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
+    """Warn if dropout in a resumed run draws other numbers than in an uninterrupted one."""
+    if not stored or not (ready.recipe.dropout or ready.recipe.drop_path):
+        return []
+    processes = stored["processes"]
+    micro = stored["settings"]["micro_batch"] or ready.recipe.batch_size // processes
+    device = torch.device(stored["device"]).type
+    changed = [
+        f"{what} from {old} to {new}"
+        for what, old, new in (
+            ("micro-batch", micro, ready.split.micro),
+            ("processes", processes, ready.runtime.ranks),
+            ("device", device, ready.runtime.device.type),
+        )
+        if old != new
+    ]
+    if not changed:
+        return []
+    return [
+        f"This run uses dropout or stochastic depth, whose random numbers depend on what has changed since it was "
+        f"started: {', '.join(changed)}. Its result will differ from that of an uninterrupted run."
+    ]
 
 
 def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:

@@ -59,15 +59,20 @@ class Outcome:
         step: updates done.
         total: updates of the whole run.
         best: highest validation accuracy; None without a validation part.
-        stopped: whether the run was interrupted by Ctrl-C or SIGTERM.
+        interrupted: whether Ctrl-C or SIGTERM arrived, be it during the last update.
         seconds: duration of this process's part of the run.
     """
 
     step: int
     total: int
     best: float | None
-    stopped: bool
+    interrupted: bool
     seconds: float
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was interrupted before its end."""
+        return self.interrupted and self.step < self.total
 
 
 class Loop:
@@ -162,7 +167,7 @@ class Loop:
             on_bad=self._on_bad,
         )
         batches = loader.batches(start, self.total)
-        stopped, clock = False, Clock(self.recipe.batch_size)
+        interrupted, clock = False, Clock(self.recipe.batch_size)
         with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
@@ -173,16 +178,16 @@ class Loop:
                 for step in range(start, self.total):
                     with clock.waiting():
                         batch = next(batches)
-                    stopped = self._step(step, batch, bool(requests))
+                    interrupted = self._step(step, batch, bool(requests))
                     self.progress.step = step + 1
-                    self._after(step + 1, clock, stopped)
-                    if stopped:
+                    self._after(step + 1, clock, interrupted)
+                    if interrupted:
                         break
             finally:
                 batches.close()  # type: ignore[attr-defined]
                 if self.trackers is not None:
                     self.trackers.close()
-        return Outcome(self.progress.step, self.total, self.progress.best, stopped, time.perf_counter() - began)
+        return Outcome(self.progress.step, self.total, self.progress.best, interrupted, time.perf_counter() - began)
 
     def _step(self, step: int, batch: Batch, stop: bool) -> bool:
         """Do one update; return whether any process has been asked to stop."""
@@ -245,17 +250,17 @@ class Loop:
             f"Start another run with a lower --lr or {other}."
         )
 
-    def _after(self, step: int, clock: Clock, stopped: bool) -> None:
+    def _after(self, step: int, clock: Clock, interrupted: bool) -> None:
         """Log, validate and save as is due once `step` updates are done."""
-        end = step == self.total
+        end, new_best = step == self.total, False
         if self.runtime.main:
             self.watch({"event": "step", "step": step, "total": self.total})
         if step % self.settings.log_every == 0 or end:
             self._log_training(step, clock)
         if self.val is not None and (step % self.evaluate_every == 0 or end):
             with clock.excluded():
-                self._validate(step)
-        if step % self.save_every == 0 or end or stopped:
+                new_best = self._validate(step)
+        if step % self.save_every == 0 or end or interrupted or new_best:
             with clock.excluded():
                 self._save()
 
@@ -275,9 +280,14 @@ class Loop:
             }
         )
 
-    def _validate(self, step: int) -> None:
-        """Validate the weights, and their average if there is one; remember the best."""
+    def _validate(self, step: int) -> bool:
+        """Validate the weights, and their average if there is one; return whether one of them is a new best.
+
+        The best has the highest accuracy; among equals, the lower loss; then the later step. It has to be saved, state
+        and all, at this step, so that a run resumed from the latest state agrees with its best weights.
+        """
         assert self.val is not None
+        progress, new_best = self.progress, False
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
             with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
@@ -290,21 +300,24 @@ class Loop:
                     bad_images=self.settings.bad_images,
                 )
             _, rank, _, truth = answers(outputs.logits, outputs.labels)
-            top1 = float((rank == 0).mean())
+            # The main process's numbers, so that all of them agree on whether to save.
+            top1, loss = self.runtime.gather((float((rank == 0).mean()), float(-truth.mean())))[0]
             self._log(
                 {
                     "event": "val",
                     "step": step,
                     "weights": which,
-                    "loss": float(-truth.mean()),
+                    "loss": loss,
                     "top1": top1,
                     "top5": float((rank < 5).mean()),
                     "images": len(outputs),
                     "time": {"seconds": time.perf_counter() - began},
                 }
             )
-            if self.progress.best is None or top1 > self.progress.best:
-                self.progress.best, self.progress.best_step, self.progress.best_weights = top1, step, which
+            if progress.best is None or (top1, -loss) >= (progress.best, -progress.best_loss):
+                progress.best, progress.best_loss, progress.best_step, progress.best_weights = top1, loss, step, which
+                new_best = True
+        return new_best
 
     def _log(self, row: dict[str, Any]) -> None:
         if self.runtime.main:

@@ -18,6 +18,7 @@ Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
 LRRule = Literal["fixed", "linear", "sqrt"]
+DecayFrom = Literal["warmup", "start"]
 
 RULES: dict[str, float] = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}  # lr x (batch / the recipe's batch) ** this
 DECAYS: dict[str, Callable[[float], float]] = {  # progress, 0 to 1 -> share of lr
@@ -40,6 +41,7 @@ class Recipe:
 
     Args:
         source: where the numbers come from.
+        ours: what is not from the source.
         expect: what the recipe is for, and the result to expect.
         models: the variants that it was published for; empty for any.
         config: the recipe's own model, trained when the user names none; None if the user has to name one.
@@ -55,9 +57,12 @@ class Recipe:
         betas: AdamW's.
         momentum: SGD's.
         weight_decay: weight decay of kernels; biases, norms, tokens and positions do not decay.
-        decay: shape of the schedule: `linear`, `cosine` or `constant`.
+        decay: shape of the schedule after the warm-up: `linear`, `cosine` or `constant`.
+        decay_from: where the decay's progress is counted from: the end of the `warmup`, as the paper's authors do, or
+            the `start` of the run, as timm does.
         final_lr: learning rate at the end of the decay.
         warmup: steps of linear warm-up; a value below 1 is a share of the run.
+        warmup_lr: learning rate that the warm-up starts from.
         clip: largest global norm of the gradient; None for no limit.
         ema: decay of the running (Polyak) average of the weights; None for no average.
         layer_decay: learning rate of each layer relative to the layer above it; None for equal rates.
@@ -74,6 +79,7 @@ class Recipe:
     """
 
     source: str
+    ours: str = ""
     expect: str = ""
     models: tuple[str, ...] = ()
     config: ViTConfig | None = None
@@ -90,8 +96,10 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 0.0
     decay: Decay = "cosine"
+    decay_from: DecayFrom = "warmup"
     final_lr: float = 0.0
     warmup: float = 0
+    warmup_lr: float = 0.0
     clip: float | None = None
     ema: float | None = None
     layer_decay: float | None = None
@@ -115,7 +123,7 @@ class Recipe:
         checks.whole("steps", self.steps if self.steps is not None else 1, 1)
         checks.whole("batch_size", self.batch_size, 1)
         checks.number("lr", self.lr, 0, open_low=True)
-        for name in ("weight_decay", "final_lr", "warmup"):
+        for name in ("weight_decay", "final_lr", "warmup", "warmup_lr"):
             checks.number(name, getattr(self, name), 0)
         for name in ("label_smoothing", "dropout", "drop_path", "momentum", "val"):
             checks.number(name, getattr(self, name), 0, 1)
@@ -124,6 +132,7 @@ class Recipe:
                 checks.number(name, getattr(self, name), 0, math.inf if name == "clip" else 1, open_low=True)
         checks.one_of("optimizer", self.optimizer, Optimizer)
         checks.one_of("decay", self.decay, Decay)
+        checks.one_of("decay_from", self.decay_from, DecayFrom)
         checks.one_of("loss", self.loss, Loss)
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         if self.val == 1:
@@ -136,7 +145,10 @@ class Recipe:
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ConfigError(f"warmup must be a whole number of steps or a share below 1; got {self.warmup!r}.")
         if self.final_lr > self.lr:
-            raise ConfigError(f"final_lr must not exceed lr; got {self.final_lr:g} and {self.lr:g}.")
+            raise ConfigError(
+                f"final_lr must not exceed lr; got {self.final_lr:g} for final_lr and {self.lr:g} for lr (with lr_rule "
+                f"{self.lr_rule!r}). Give --final-lr, such as 0, or a higher --lr."
+            )
 
     def change(self, **given: Any) -> Recipe:
         """Return the recipe with a user's changes. Values of None are ignored.
@@ -192,16 +204,29 @@ class Recipe:
         return wanted
 
     def lr_at(self, step: int, total: int) -> float:
-        """Return the learning rate of one update: lr(t) = base x decay(t / T) x min(1, t / warm-up).
+        """Return the learning rate of one update; `formula` says the same in words.
 
         Args:
             step: t, the number of updates already done; 0 for the first.
             total: T, steps of the run.
         """
         warmup = self.warmup_steps(total)
-        left = DECAYS[self.decay](min(step / total, 1.0))
-        decayed = self.final_lr + (self.lr - self.final_lr) * left
-        return decayed * (min(1.0, step / warmup) if warmup else 1.0)
+        if step < warmup:
+            return self.warmup_lr + (self.lr - self.warmup_lr) * step / warmup
+        start = warmup if self.decay_from == "warmup" else 0
+        progress = min((step - start) / (total - start), 1.0)
+        return self.final_lr + (self.lr - self.final_lr) * DECAYS[self.decay](progress)
+
+    @property
+    def formula(self) -> str:
+        """The learning rate as a formula of t (updates done), T (updates of the run) and w (warm-up)."""
+        if self.decay == "constant":
+            after = f"{self.lr:g}"
+        else:
+            shape = {"linear": "(1 - p)", "cosine": "(1 + cos(pi p)) / 2"}[self.decay]
+            p = "(t - w) / (T - w)" if self.decay_from == "warmup" else "t / T"
+            after = f"{_between(self.final_lr, self.lr)} {shape}, p = {p}"
+        return f"{_between(self.warmup_lr, self.lr)} t / w while t < w, then {after}" if self.warmup else after
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -215,3 +240,7 @@ class Recipe:
         """Create a recipe from the result of `to_dict`."""
         config = ViTConfig.from_dict(values["config"]) if values["config"] else None
         return cls(**{**values, "config": config, "augment": Augment(**values["augment"]), "mix": Mix(**values["mix"])})
+
+
+def _between(low: float, high: float) -> str:
+    return f"{low:g} + ({high:g} - {low:g})" if low else f"{high:g}"

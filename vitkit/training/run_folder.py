@@ -130,6 +130,14 @@ class RunFolder:
                     f"run with a new --out."
                 )
 
+    @property
+    def data(self) -> str:
+        """The run's data: its absolute path if it is still there, otherwise what the user gave; empty if unknown."""
+        data = self.info.get("data", {})
+        path = data.get("path") or ""
+        place = path.partition(":")[2]
+        return path if place and Path(place).exists() else data.get("spec", "")
+
     def weights(self, which: str | None = None) -> Path:
         """Return the path of a checkpoint.
 

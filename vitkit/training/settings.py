@@ -34,7 +34,7 @@ class Settings:
         log_every: steps between lines of training metrics (default: 10).
         evaluate_every: steps between validations (default: once per epoch, less often in very long runs). The end of a
             run is always validated.
-        save_every: steps between saves (default: at every validation).
+        save_every: steps between saves (default: at every validation). A new best is always saved.
         trackers: keys of metrics.NAMES (default: tensorboard).
     """
 

@@ -27,6 +27,7 @@ class TrainingState:
     Args:
         step: updates done.
         best: highest validation accuracy so far; None before the first validation.
+        best_loss: validation loss of the weights that reached `best`.
         best_step: the step of `best`.
         best_weights: the weights that reached it: `last` or `ema`.
         logged: size of metrics.jsonl in bytes at this step.
@@ -37,6 +38,7 @@ class TrainingState:
 
     step: int = 0
     best: float | None = None
+    best_loss: float = 0.0
     best_step: int = 0
     best_weights: str = "last"
     logged: int = 0
