@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.tiny import bytes_of, forked, run, tiny
+from tests.training.tiny import bytes_of, extra_of, forked, run, tiny
 from vitkit.training.run_folder import RunFolder
 
 RECIPE = tiny(steps=24, dropout=0.1, drop_path=0.1, ema=0.9)
@@ -128,7 +128,7 @@ def test_best_survives_a_kill_between_saves(tmp_path: Path) -> None:
     recipe = tiny(steps=24, lr=5e-3, dropout=0.1, ema=0.9)
     run(tmp_path / "whole", recipe, settings=settings)
     found = bytes_of(tmp_path / "whole")
-    step = int(found["best.safetensors metadata"]["step"])
+    step = int(extra_of(tmp_path / "whole" / "best.safetensors")["step"])
     assert step % 3 == 0
 
     def watch(event: dict) -> None:

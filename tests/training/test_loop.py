@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny
+from tests.training.tiny import CONFIG, SETTINGS, bytes_of, extra_of, run, tiny
 from vitkit import ViT, load, save
 from vitkit.checkpoints import containers
 from vitkit.data.loader import Batch, TrainLoader
@@ -426,7 +426,7 @@ def test_best_by_accuracy_then_loss_then_step(
 ) -> None:
     scripted(monkeypatch, scores)
     _, outcome = run(tmp_path / "r")
-    assert containers.read(tmp_path / "r" / "best.safetensors")[1]["step"] == str(best)
+    assert extra_of(tmp_path / "r" / "best.safetensors")["step"] == str(best)
     assert outcome.best == scores[best][0] / 4
 
 
@@ -438,7 +438,7 @@ def test_best_is_written_when_it_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("rare", "cut"):
         scripted(monkeypatch, scores)
         run(tmp_path / name, settings={"save_every": 100}, watch=stop_at(10) if name == "cut" else None)
-        assert containers.read(tmp_path / name / "best.safetensors")[1]["step"] == "8"
+        assert extra_of(tmp_path / name / "best.safetensors")["step"] == "8"
         assert distance(tmp_path / name, tmp_path / "often", "best") == 0
     scripted(monkeypatch, {12: scores[12]})
     run(tmp_path / "cut", resume=True, settings={"save_every": 100})
@@ -449,7 +449,7 @@ def test_best_is_what_the_metrics_say(tmp_path: Path) -> None:
     folder, outcome = run(tmp_path / "r", tiny(steps=30, lr=5e-3, ema=0.8), settings={"save_every": 100})
     rows = [row for row in folder.metrics() if row["event"] == "val"]
     best = max(rows, key=lambda row: (row["top1"], -row["loss"], row["step"]))
-    found = containers.read(tmp_path / "r" / "best.safetensors")[1]
+    found = extra_of(tmp_path / "r" / "best.safetensors")
     assert (found["step"], float(found["top1"]), outcome.best) == (str(best["step"]), best["top1"], best["top1"])
     _, val, _ = train_and_val("digits", 0.1, 0)
     outputs = logits_of(load(tmp_path / "r"), val)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -95,24 +96,25 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
 
 
 def bytes_of(folder: Path) -> dict[str, Any]:
-    """Everything of a run that must come out the same: checkpoints and state to the bit, metrics without times.
-
-    Tensors and metadata are compared, not files: safetensors writes its metadata in any order.
-    """
+    """Everything of a run that must come out the same: checkpoint files, state tensors, metrics without times."""
     from vitkit.checkpoints import containers
     from vitkit.jobs.listing import timeless
     from vitkit.training.run_folder import RunFolder
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
     state = RunFolder.open(folder).latest()
     assert state is not None
-    for file in (*sorted(folder.glob("*.safetensors")), state):
-        tensors, metadata = containers.read(file)
-        found[file.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-        if file != state:  # the state's has the size of metrics.jsonl, and so the times' digits
-            found[f"{file.name} metadata"] = metadata
+    # Only the tensors: the metadata has the size of metrics.jsonl, which depends on the digits of the times.
+    found[state.name] = {name: tensor.numpy().tobytes() for name, tensor in containers.read(state)[0].items()}
     found["metrics"] = timeless(RunFolder.open(folder))
     return found
+
+
+def extra_of(file: Path) -> dict[str, str]:
+    """What a checkpoint's metadata holds besides the model: its step and, of the best, its accuracy."""
+    from vitkit.checkpoints import containers
+
+    return json.loads(containers.read(file)[1]["vitkit"])["extra"]
 
 
 def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
