@@ -62,7 +62,8 @@ def test_there_is_one_config_class():
 def test_it_imports_nothing_of_ours_but_errors_and_config():
     tree = ast.parse(Path(hf.__file__).read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {module for module in modules if module.startswith("vitkit")} == {"vitkit.errors", "vitkit.model.config"}
+    ours = {module for module in modules if module.startswith("vitkit")}
+    assert ours == {"vitkit", "vitkit.errors", "vitkit.model.config", "vitkit.model.parts.layers"}  # vitkit: interfaces
 
 
 def test_the_twelve_signatures():

@@ -55,6 +55,8 @@ def defaults(cls: type) -> dict[str, object]:
                 "attn_dropout": 0,
                 "mlp_dropout": 0.1,
                 "embedding_dropout": 0.1,
+                "pre_logits": False,
+                "authors_start": False,
             },
         ),
     ],
@@ -63,12 +65,14 @@ def test_names_order_and_defaults_are_those_learners_know(cls, expected):
     assert list(defaults(cls).items()) == list(expected.items())
 
 
-def test_dropouts_of_the_model_are_keyword_only():
+def test_what_the_lesson_does_not_have_is_keyword_only():
     kinds = {name: p.kind for name, p in inspect.signature(paper.ViT).parameters.items()}
     assert [name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY] == [
         "attn_dropout",
         "mlp_dropout",
         "embedding_dropout",
+        "pre_logits",
+        "authors_start",
     ]
 
 

@@ -9,13 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.api import embed as embed
+    from vitkit.api import evaluate as evaluate
+    from vitkit.api import export as export
+    from vitkit.api import predict as predict
+    from vitkit.api import probe as probe
+    from vitkit.api import save as save
+    from vitkit.api import summary as summary
+    from vitkit.api import walk as walk
     from vitkit.checkpoints import load as load
-    from vitkit.checkpoints import save as save
-    from vitkit.evaluation.predict import predict as predict
+    from vitkit.interfaces import as_huggingface as as_huggingface
+    from vitkit.interfaces import as_paper as as_paper
+    from vitkit.interfaces import as_vit as as_vit
     from vitkit.model.config import InputSpec as InputSpec
     from vitkit.model.config import ViTConfig as ViTConfig
     from vitkit.model.create import create as create
     from vitkit.model.vit import ViT as ViT
+    from vitkit.results import Run as Run
     from vitkit.seeds import set_seeds as set_seeds
 
 __version__ = "0.1.0"
@@ -26,11 +36,27 @@ _HOME = {  # public name -> module that defines it
     "InputSpec": "vitkit.model.config",
     "create": "vitkit.model.create",
     "load": "vitkit.checkpoints",
-    "save": "vitkit.checkpoints",
-    "predict": "vitkit.evaluation.predict",
+    "as_vit": "vitkit.interfaces",
+    "as_paper": "vitkit.interfaces",
+    "as_huggingface": "vitkit.interfaces",
+    "Run": "vitkit.results",
+    **dict.fromkeys(
+        (
+            "save",
+            "predict",
+            "evaluate",
+            "embed",
+            "probe",
+            "summary",
+            "walk",
+            "export",
+        ),
+        "vitkit.api",
+    ),
     "set_seeds": "vitkit.seeds",
 }
 _ROOMS = (
+    "api",
     "checkpoints",
     "data",
     "errors",

@@ -34,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import ViTConfig
+from vitkit.model.parts.layers import ACTIVATIONS
 
 __all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutput", "ModelOutput", "PatchEmbeddings",
            "ViTAttention", "ViTConfig", "ViTEmbeddings", "ViTEncoder", "ViTForImageClassification", "ViTIntermediate",
@@ -91,7 +92,7 @@ class ImageClassifierOutput(ModelOutput):
 
 
 class PatchEmbeddings(nn.Module):
-    """x_p E of Eq. 1.
+    """x_p E of Eq. 1. timm's PatchEmbed, paper.PatchEmbedding.
 
     Args:
         image_size: pixels, a number or (height, width).
@@ -132,7 +133,7 @@ class PatchEmbeddings(nn.Module):
 
 
 class ViTEmbeddings(nn.Module):
-    """z_0 of Eq. 1: class token, patches, positions.
+    """z_0 of Eq. 1: class token, patches, positions. The start of timm's forward_features, paper.ViT.embed.
 
     Args:
         config: the architecture.
@@ -147,6 +148,7 @@ class ViTEmbeddings(nn.Module):
         self.patch_embeddings = PatchEmbeddings(config.image_size, config.patch_size, config.num_channels, D)
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.patch_embeddings.num_patches, D))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        _initialise(self, config.initializer_range)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """Positions for an image of another size: bicubic, half-pixel, the class token's row kept.
@@ -188,7 +190,7 @@ class ViTEmbeddings(nn.Module):
 
 
 class ViTSelfAttention(nn.Module):
-    """Eqs. 5-7, written out.
+    """Eqs. 5-7, written out. The first half of timm's Attention, vitkit's MSA.project and scores.
 
     Args:
         config: the architecture.
@@ -227,7 +229,7 @@ class ViTSelfAttention(nn.Module):
 
 
 class ViTSelfOutput(nn.Module):
-    """U_msa of Eq. 8. The residual is ViTLayer's.
+    """U_msa of Eq. 8; the residual is ViTLayer's. timm's Attention.proj, vitkit's MSA.out.
 
     Args:
         config: the architecture.
@@ -244,7 +246,7 @@ class ViTSelfOutput(nn.Module):
 
 
 class ViTAttention(nn.Module):
-    """MSA: Eqs. 5-8.
+    """MSA: Eqs. 5-8. timm's Attention, vitkit's MSA, nn.MultiheadAttention in paper.py.
 
     Args:
         config: the architecture.
@@ -286,7 +288,7 @@ class ViTAttention(nn.Module):
 
 
 class ViTIntermediate(nn.Module):
-    """First half of the MLP.
+    """First half of the MLP: timm's Mlp.fc1 and act.
 
     Args:
         config: the architecture.
@@ -295,7 +297,7 @@ class ViTIntermediate(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.intermediate_act_fn = nn.GELU(approximate="tanh" if config.hidden_act == "gelu_tanh" else "none")
+        self.intermediate_act_fn = ACTIVATIONS[config.hidden_act]()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, intermediate_size]."""
@@ -303,7 +305,7 @@ class ViTIntermediate(nn.Module):
 
 
 class ViTOutput(nn.Module):
-    """Second half of the MLP, with its residual.
+    """Second half of the MLP, with its residual: timm's Mlp.fc2, and the sum in its Block.
 
     Args:
         config: the architecture.
@@ -320,7 +322,7 @@ class ViTOutput(nn.Module):
 
 
 class ViTLayer(nn.Module):
-    """One encoder layer: Eqs. 2 and 3.
+    """One encoder layer: Eqs. 2 and 3. timm's Block, vitkit's Block, paper.TransformerEncoderBlock.
 
     Args:
         config: the architecture.
@@ -351,7 +353,7 @@ class ViTLayer(nn.Module):
 
 
 class ViTEncoder(nn.Module):
-    """All layers.
+    """All layers: timm's VisionTransformer.blocks.
 
     Args:
         config: the architecture; heads in `pruned_heads` are left out.
@@ -394,7 +396,7 @@ class ViTEncoder(nn.Module):
 
 
 class ViTPooler(nn.Module):
-    """A dense layer and tanh on the class token.
+    """A dense layer and tanh on the class token: the paper's pre-training head, vitkit's pre_logits.
 
     Args:
         config: the architecture.
@@ -410,7 +412,33 @@ class ViTPooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, 0]))
 
 
-class ViTModel(nn.Module):
+class Pretrained(nn.Module):
+    """Loading and saving, as on the hub: a base of the two whole models."""
+
+    @classmethod
+    def from_pretrained(cls, source: str, **changes: Any) -> Any:
+        """Load weights of any dialect into this class, in eval mode.
+
+        Args:
+            source: a folder, a file or a hub id: anything that `vitkit.load` accepts.
+            changes: other arguments of `vitkit.load`, such as num_classes (`num_labels` is accepted too).
+        """
+        from vitkit import interfaces
+
+        return interfaces.pretrained(cls, source, **changes)
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write config.json, preprocessor_config.json and model.safetensors, as the hub keeps them.
+
+        Args:
+            folder: created if needed.
+        """
+        from vitkit import interfaces
+
+        interfaces.save_pretrained(self, folder)
+
+
+class ViTModel(Pretrained):
     """The Vision Transformer without a classifier.
 
     Args:
@@ -490,7 +518,7 @@ class ViTModel(nn.Module):
     _prune_heads = prune_heads
 
 
-class ViTForImageClassification(nn.Module):
+class ViTForImageClassification(Pretrained):
     """A ViTModel without pooler, and a linear classifier on the class token.
 
     Args:

@@ -138,6 +138,20 @@ class TransformerEncoderBlock(nn.Module):
         return x if A is None else (x, A)
 
 
+def torch_encoder_block(embedding_dim: int = 768, num_heads: int = 12, mlp_size: int = 3072,
+                        dropout: float = 0.1) -> nn.TransformerEncoderLayer:
+    """Return the same block from torch.nn: what `TransformerEncoderBlock` is there, in one call.
+
+    Args:
+        embedding_dim: D, the width of a token.
+        num_heads: h, the number of heads.
+        mlp_size: width of the MLP's hidden layer.
+        dropout: dropout after every dense layer and on the attention weights.
+    """
+    return nn.TransformerEncoderLayer(embedding_dim, num_heads, mlp_size, dropout, activation="gelu", batch_first=True,
+                                      norm_first=True)        # the norm comes before each branch, as in Eqs. 2 and 3
+
+
 class ViT(nn.Module):
     """The Vision Transformer of the paper. The defaults are ViT-B/16 (Table 1).
 
@@ -153,12 +167,16 @@ class ViT(nn.Module):
         attn_dropout: dropout on the attention weights.
         mlp_dropout: dropout after the MLP's dense layers.
         embedding_dropout: dropout after adding the positions.
+        pre_logits: whether the head is the paper's pre-training head, with one hidden tanh layer (default: False).
+        authors_start: start like the authors, with a class token of zeros and positions of standard deviation 0.02,
+            instead of the lesson's `torch.randn` (default: False).
     """
 
     def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3,
                  patch_size: int = 16, num_transformer_layers: int = 12, embedding_dim: int = 768,
                  mlp_size: int = 3072, num_heads: int = 12, num_classes: int = 1000, *, attn_dropout: float = 0,
-                 mlp_dropout: float = 0.1, embedding_dropout: float = 0.1) -> None:
+                 mlp_dropout: float = 0.1, embedding_dropout: float = 0.1, pre_logits: bool = False,
+                 authors_start: bool = False) -> None:
         super().__init__()
         _at_least_one(patch_size=patch_size, num_transformer_layers=num_transformer_layers, num_classes=num_classes)
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -167,16 +185,20 @@ class ViT(nn.Module):
             _divides("img_size", side, patch_size, ConfigError)
         self.num_patches = (height // patch_size) * (width // patch_size)     # N = HW / P^2, 196
 
-        # The authors' start: a class token of zeros, positions normal with standard deviation 0.02.
-        self.class_embedding = nn.Parameter(torch.zeros(1, 1, embedding_dim))
-        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, self.num_patches + 1, embedding_dim))
+        self.class_embedding = nn.Parameter(torch.randn(1, 1, embedding_dim))                            # x_class
+        self.position_embedding = nn.Parameter(torch.randn(1, self.num_patches + 1, embedding_dim))      # E_pos
+        if authors_start:
+            nn.init.zeros_(self.class_embedding)
+            nn.init.normal_(self.position_embedding, std=0.02)
         self.embedding_dropout = nn.Dropout(embedding_dropout)
         self.patch_embedding = PatchEmbedding(in_channels, patch_size, embedding_dim)
         self.transformer_encoder = nn.Sequential(*(
             TransformerEncoderBlock(embedding_dim, num_heads, mlp_size, mlp_dropout, attn_dropout)
             for _ in range(num_transformer_layers)))
+        hidden = (nn.Linear(embedding_dim, embedding_dim), nn.Tanh()) if pre_logits else ()
         self.classifier = nn.Sequential(
             nn.LayerNorm(embedding_dim),         # Eq. 4   y = LN(z_L^0)
+            *hidden,
             nn.Linear(embedding_dim, num_classes),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,3 +11,16 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]  # called with (done, total) as work proceeds
 Tick = Callable[[int], None]  # called with the number of images finished since the last call
+
+
+class Plotted:
+    """A result that a notebook shows as a picture: subclasses have `plot()`, which returns a Matplotlib figure."""
+
+    def plot(self) -> Any:
+        """Draw the result."""
+        raise AssertionError(f"{type(self).__name__} has no plot")
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.plot().savefig(buffer, format="png", dpi=110, bbox_inches="tight", facecolor="white")
+        return buffer.getvalue()

@@ -85,7 +85,7 @@ def test_heads_that_remain() -> None:
         ({"initializer_range": math.inf}, ["initializer_range", "inf"]),
         ({"layer_scale": math.nan}, ["layer_scale", "nan"]),
         ({"drop_path_rate": -0.1}, ["drop_path_rate", "-0.1"]),
-        ({"hidden_act": "relu"}, ["hidden_act", "gelu, gelu_tanh", "'relu'"]),
+        ({"hidden_act": "tanh"}, ["hidden_act", "gelu, gelu_tanh", "'tanh'"]),
         ({"position_resize": "timm_npz"}, ["position_resize", "did you mean 'timm-npz'?"]),
         ({"pool": "avg"}, ["pool", "cls, mean", "'avg'"]),
         ({"class_token": False}, ["class token", "pool='mean'"]),

@@ -133,3 +133,23 @@ def test_mistakes(call, error, words) -> None:
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("ViT-Base", "vit-b/16"),
+        ("ViT-Large", "vit-l/16"),
+        ("ViT-Huge", "vit-h/14"),  # the paper's
+        ("vit_huge", "vit-h/14"),
+        ("ViT-Base/32", "vit-b/32"),
+        ("vit_b_16", "vit-b/16"),  # torchvision's
+        ("vit_h_14", "vit-h/14"),
+        ("ViT Tiny", "vit-ti/16"),
+        ("so400m", "vit-so400m/14"),
+        ("G", "vit-G/14"),
+        ("giant", "vit-g/14"),
+    ],
+)
+def test_names_that_people_type(name: str, row: str) -> None:
+    assert variant(name) == VARIANTS[row]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vitkit.errors import CannotExpress
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import GELUS, ViTConfig
 
 ALL = "native huggingface timm torchvision google dinov2 dinov2-hf course"
 
@@ -26,6 +26,7 @@ PROPERTIES: dict[str, tuple[Callable[[ViTConfig], bool], str]] = {
     "register tokens": (lambda c: c.num_register_tokens > 0, "native timm dinov2 dinov2-hf"),
     "q, k, v without bias": (lambda c: not c.qkv_bias, "native huggingface timm dinov2 dinov2-hf"),
     "pruned heads": (lambda c: bool(c.pruned_heads), "native huggingface"),
+    "an activation other than GELU": (lambda c: c.hidden_act not in GELUS, "native huggingface"),
     "a non-square image": (lambda c: c.grid[0] != c.grid[1], "native huggingface timm google"),
     "channels other than three": (
         lambda c: c.num_channels != 3,

@@ -38,6 +38,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "selu": "selu",
+    "silu": "silu",
+    "swish": "silu",
 }
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 Fields = dict[str, Any]
@@ -201,7 +206,7 @@ def share(size: int, edge: int) -> float:
 def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
     """Return the config.json with which transformers loads the weights."""
     values: Fields = {name: getattr(config, name) for name in SAME if name != "pruned_heads"}
-    values["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}[config.hidden_act]
+    values["hidden_act"] = {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.hidden_act, config.hidden_act)
     ours = {name: getattr(config, name) for name in OURS} | {
         "channels": spec.channels,
         "backend": spec.backend,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
 
 from vitkit.data.base import Source
-from vitkit.data.decode import Raw
+from vitkit.data.decode import Raw, decode
 from vitkit.data.folder import ENDINGS
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.string_table import natural
@@ -22,7 +22,7 @@ from vitkit.errors import BadImage, DataError, InputError
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import class_names
 from vitkit.model.classifier import Classifier, device_of
-from vitkit.types import Array
+from vitkit.types import Array, Plotted
 
 Given = str | Path | bytes | Image.Image | Array  # one image; a string or path may also be a folder or a glob pattern
 
@@ -37,16 +37,25 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Plotted):
     """The prediction for one image.
 
     Args:
         image: the image's path, or "image 0", "image 1", ... for images in memory.
         guesses: the most probable classes, best first.
+        raw: the image itself, if it was in memory.
     """
 
     image: str
     guesses: tuple[Guess, ...]
+    raw: Raw | None = field(default=None, repr=False, compare=False)
+
+    def plot(self) -> Any:
+        """Draw the photo with its class and probability as the title."""
+        from vitkit.explain import draw
+
+        raw = self.raw if self.raw is not None else Path(self.image).read_bytes()
+        return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), f"{self.name} {self.probability:.1%}")
 
     @property
     def name(self) -> str:
@@ -182,7 +191,9 @@ def predictions(
     for logits, index in stream(model, loader):
         for p, i in zip(torch.from_numpy(logits).double().softmax(1).numpy(), index):
             best = np.argsort(-p, kind="stable")[:top]
-            yield Prediction(source.names[int(i)], tuple(Guess(names[k], int(k), float(p[k])) for k in best))
+            guesses = tuple(Guess(names[k], int(k), float(p[k])) for k in best)
+            item = source.items[int(i)]
+            yield Prediction(source.names[int(i)], guesses, None if isinstance(item, str) else item)
 
 
 def predict(

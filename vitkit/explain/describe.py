@@ -5,6 +5,7 @@ Nothing is computed: the model runs on the meta device, where tensors have shape
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
+from vitkit.model.count import flops, parameters
 from vitkit.model.vit import ViT
 
 Shape = tuple[int, ...]
@@ -115,3 +117,52 @@ def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
             yield from rows(child, before + own)
 
     return list(rows(model, ""))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `vitkit.summary` returns: the rows of a model, as text or as a table in a notebook.
+
+    Args:
+        config: the architecture.
+        rows: its modules.
+    """
+
+    config: ViTConfig
+    rows: list[Row]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the whole model."""
+        return parameters(self.config)
+
+    def cells(self) -> list[tuple[str, str, str, str, str]]:
+        """Name, class, input, output and parameters of every row."""
+        return [
+            (
+                "  " * row.depth + (row.name.rpartition(".")[2] or "ViT"),
+                row.kind,
+                "" if row.input is None else str(list(row.input)),
+                "" if row.output is None else str(list(row.output)),
+                f"{row.parameters:,}" if row.parameters else "",
+            )
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        table = [("module", "class", "input", "output", "parameters"), *self.cells()]
+        widths = [max(len(row[i]) for row in table) for i in range(5)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join([*lines, f"{self.parameters:,} parameters, {flops(self.config) / 1e9:,.1f} GFLOPs per image"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("module", "class", "input", "output", "parameters"))
+        body = "".join(
+            "<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" for cell in row) + "</tr>"
+            for row in self.cells()
+        )
+        return f"<table><tr>{head}</tr>{body}</table><p>{self.parameters:,} parameters</p>"

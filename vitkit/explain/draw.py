@@ -297,6 +297,33 @@ def reliability(confidence: Sequence[float], accuracy: Sequence[float], counts: 
     return figure
 
 
+def curves(panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> Figure:
+    """Draw several panels of lines side by side.
+
+    Args:
+        panels: {title: {name: (steps, values)}}.
+    """
+    figure = Figure(figsize=(5 * len(panels), 3.4), layout="constrained")
+    for axis, (title, series) in zip(_axes(figure, 1, len(panels))[0], panels.items(), strict=True):
+        for i, (name, (xs, ys)) in enumerate(series.items()):
+            axis.plot(xs, ys, marker="o" if len(xs) <= 40 else "", ms=3.5, lw=1.6, color=SERIES[i], label=name)
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.25)
+        if series:
+            axis.legend(fontsize=8, framealpha=0)
+    return _ink(figure)
+
+
+def photo(image: NDArray[np.uint8], title: str) -> Figure:
+    """Draw one photo under its title."""
+    figure = Figure(figsize=(4.5, 4.5 * image.shape[0] / image.shape[1] + 0.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    axis.imshow(image)
+    axis.set_title(title)
+    axis.axis("off")
+    return _ink(figure)
+
+
 def short(names: Sequence[str], most: int = 24) -> list[str]:
     """Truncate long names, marking the cut with an ellipsis."""
     return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]

@@ -22,17 +22,18 @@ from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import class_names
+from vitkit.explain import draw
 from vitkit.model.classifier import Classifier
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
 from vitkit.training.run_folder import RunFolder
-from vitkit.types import Tick
+from vitkit.types import Plotted, Tick
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Plotted):
     """The result of one evaluation.
 
     Args:
@@ -52,6 +53,15 @@ class Evaluation:
     outputs: Outputs
     class_names: tuple[str, ...]
     seconds: float
+
+    def plot(self) -> Any:
+        """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn."""
+        title = f"{self.measures.top1:.1%} of {self.measures.n} images"
+        if self.measures.confusion is None:
+            worst = sorted(self.measures.per_class, key=lambda row: row.recall)[:20]
+            return draw.bars([row.name for row in worst], [row.recall for row in worst], title=title, x="recall")
+        counts = np.asarray(self.measures.confusion)
+        return draw.matrix(counts, self.class_names, title=title, x="predicted", y="true class")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the logits as JSON values."""

@@ -25,11 +25,11 @@ from vitkit.explain.occlusion import Faithfulness, faithfulness
 from vitkit.explain.plots import MAP, PLOTS, write_table
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.model.config import InputSpec
-from vitkit.types import Array, Progress
+from vitkit.types import Array, Plotted, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained:
+class Explained(Plotted):
     """The explanation of one image.
 
     Args:
@@ -45,6 +45,11 @@ class Explained:
     predictions: tuple[tuple[str, float], ...]
     target: str | None
     scores: dict[str, Faithfulness]
+
+    def plot(self) -> Any:
+        """Draw the image next to its maps."""
+        with Image.open(self.folder / "overview.png") as picture:
+            return draw.photo(np.asarray(picture.convert("RGB")), self.image)
 
 
 def target_of(text: str | None, names: tuple[str, ...]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.preprocess import preprocess
 from vitkit.data.samples import sample_photo
+from vitkit.evaluation.predict import Given, Images
 from vitkit.explain import draw
 from vitkit.explain.patches import cut
 from vitkit.model.create import create
@@ -32,6 +35,11 @@ class Step:
         """The shape of the tensor."""
         return tuple(self.value.shape)
 
+    @property
+    def few(self) -> str:
+        """Its first values."""
+        return ", ".join(f"{value:.3g}" for value in self.value.flatten()[:3].tolist()) + ", ..."
+
 
 def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
     """The centre square of a sample photo (`china`, `flower`), resized to (height, width)."""
@@ -39,6 +47,39 @@ def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
     side = min(photo.size)
     left, top = (photo.width - side) // 2, (photo.height - side) // 2
     return photo.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+
+
+class Walk(list[Step]):
+    """The steps of one photo; shown as a table with a few values of each tensor."""
+
+    def __str__(self) -> str:
+        rows = [(step.equation, str(list(step.shape)), step.few, step.words) for step in self]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{step.equation}</td><td><code>{list(step.shape)}</code></td><td><code>{step.few}</code></td>"
+            f"<td>{html.escape(step.words)}</td></tr>"
+            for step in self
+        )
+        return f"<table><tr><th></th><th>shape</th><th>first values</th><th></th></tr>{rows}</table>"
+
+
+def walk_of(model: ViT, image: Given | None = None) -> Walk:
+    """Take one photo through a model.
+
+    Args:
+        model: a ViT in eval mode.
+        image: any image that `vitkit.predict` accepts (default: a sample photo).
+    """
+    source = Images(image if image is not None else sample_photo("flower"))
+    x = preprocess(source.read(0)[0], model.input_spec, source.names[0])[None]
+    return Walk(steps(model, x.to(next(model.parameters()))))
 
 
 def walk(variant: str, out: Path, seed: int = 42) -> Iterator[Step | Path]:

@@ -20,7 +20,13 @@ from vitkit.model.checks import pair
 
 C = TypeVar("C", bound="ViTConfig | InputSpec")
 
-Activation = Literal["gelu", "gelu_tanh"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "selu", "silu"]
+GELUS = ("gelu", "gelu_tanh")  # what fused kernels, and the files of most libraries, can hold
+ACTIVATION_ALIASES = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "swish": "silu",
+}  # Hugging Face's words
 Pool = Literal["cls", "mean"]
 PositionRule = Literal["google", "timm-npz", "timm", "huggingface", "torchvision", "dinov2"]
 Resize = Literal["squash", "crop"]
@@ -87,7 +93,8 @@ class ViTConfig:
         num_hidden_layers: L, the number of encoder blocks.
         num_attention_heads: h, the heads of each block; divides hidden_size.
         intermediate_size: width of the MLP's hidden layer.
-        hidden_act: `gelu` (exact) or `gelu_tanh` (Google's approximation).
+        hidden_act: a row of `parts.layers.ACTIVATIONS`: `gelu` (exact), `gelu_tanh` (Google's approximation; also
+            called gelu_new and gelu_pytorch_tanh), `quick_gelu`, `relu`, `selu` or `silu`.
         hidden_dropout_prob: dropout rate after dense layers and after adding positions.
         attention_probs_dropout_prob: dropout rate of the attention matrix A of Eq. 6.
         initializer_range: standard deviation of the truncated normal initialisation in `vitkit.huggingface`.
@@ -155,6 +162,8 @@ class ViTConfig:
         checks.number("layer_norm_eps", self.layer_norm_eps, 0, open_low=True)
         if self.layer_scale is not None:
             checks.number("layer_scale", self.layer_scale, -math.inf)
+        if isinstance(self.hidden_act, str):  # anything else, a function for instance, is refused by the next line
+            object.__setattr__(self, "hidden_act", ACTIVATION_ALIASES.get(self.hidden_act, self.hidden_act))
         checks.one_of("hidden_act", self.hidden_act, Activation)
         checks.one_of("pool", self.pool, Pool)
         checks.one_of("position_resize", self.position_resize, PositionRule)
@@ -240,7 +249,16 @@ class ViTConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
-        """Build from the result of `to_dict`; refuse an unknown field by name."""
+        """Build from the result of `to_dict`, or from a whole config.json of the hub.
+
+        The hub's files also hold fields that do not describe the architecture; these are ignored. In any other
+        dictionary an unknown field is refused by name.
+        """
+        if "model_type" in values or "architectures" in values:
+            own = {field.name for field in fields(cls)} | {"num_labels"}
+            labels = {"num_labels": len(values["id2label"])} if "id2label" in values else {}
+            values = labels | {name: value for name, value in values.items() if name in own}
+            values["num_classes"] = values.pop("num_labels", values.get("num_classes", 2))  # the hub's default is 2
         return _from_dict(cls, values)
 
 
@@ -381,6 +399,7 @@ _TIMM_SIZES = {
     "giant": "g",
     "gigantic": "G",
 }
+_NAME = re.compile(r"(?:vit[-_ ]?)?([a-z]+|so400m)(?:[-_/ ](\d+))?", re.IGNORECASE)  # ViT-Base, B/16, vit_b_16
 _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
 
 
@@ -388,8 +407,8 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
     """Return the configuration of a named variant.
 
     Args:
-        name: a row of VARIANTS in any case (`vit-b/16`, `ViT-B/16`, `B/16`), or timm's or Hugging Face's name for
-            the same architecture (`vit_base_patch16_384`, `google/vit-base-patch16-224`).
+        name: a row of VARIANTS in any spelling (`vit-b/16`, `B/16`, `ViT-Base`, `vit_b_16`), or timm's or Hugging
+            Face's name for the same architecture (`vit_base_patch16_384`, `google/vit-base-patch16-224`).
         numerics: a row of NUMERICS (default: `paper`, with eps 1e-6 and exact GELU).
         overrides: any field of ViTConfig.
 
@@ -408,11 +427,10 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
             f"{name!r} is the name of trained weights, but create() makes new ones. Use vitkit.load('timm/{name}') "
             f"for the weights, or {key.split('.')[0]!r} for the architecture."
         )
-    else:
-        bare = key[4:] if key.lower().startswith("vit-") else key
-        size, _, patch = bare.partition("/")
-        exact = {"g": "g", "G": "G"}.get(size, size.lower())  # g and G differ only in case
-        key = f"vit-{exact}/{patch}" if f"vit-{exact}/{patch}" in VARIANTS else key
+    elif match := _NAME.fullmatch(key):
+        size = {"g": "g", "G": "G"}.get(match[1]) or _TIMM_SIZES.get(match[1].lower(), match[1].lower())
+        patch = match[2] or {"h": "14", "g": "14", "G": "14", "so400m": "14"}.get(size, "16")  # the paper's H has 14
+        key = f"vit-{size}/{patch}" if size in SHAPES else key  # g and G differ only in case
     row = pick(VARIANTS, key, "variant")
     changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
     if "num_labels" in changes:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import pick
+from vitkit.model.config import GELUS
 from vitkit.model.vit import ViT
 
 Forward = Callable[[Tensor], Tensor]  # pixels [B, C, H, W], on the model's device -> logits [B, K]
@@ -108,7 +109,8 @@ def usual(model: ViT) -> str:
         model: on its device, in its precision.
     """
     weight = next(model.parameters())
-    return "cpu-fused" if weight.device.type == "cpu" and weight.dtype == torch.float32 else "torch"
+    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and model.config.hidden_act in GELUS
+    return "cpu-fused" if fits else "torch"
 
 
 def chosen(name: str | None, model: ViT) -> str:

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitkit.errors import InputError
+from vitkit.errors import ConfigError, InputError
+from vitkit.model.config import GELUS
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.vit import ViT
 from vitkit.speed.cuda_graphs import capture, warm_up
@@ -109,6 +110,8 @@ class Fused:
 
     def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False) -> None:
         c = self.config = model.config
+        if c.hidden_act not in GELUS:
+            raise ConfigError(f"The fused engines compute GELU only; this one has {c.hidden_act}. Use --engine torch.")
         self.share = share
         self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight

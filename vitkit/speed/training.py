@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.errors import ConfigError
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import GELUS, ViTConfig
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.layers import Residual, drop_path
 from vitkit.model.vit import ViT
@@ -33,7 +33,7 @@ def fusible(model: ViT, x: Tensor) -> bool:
     """Tell whether the fused parts apply to this model and these pixels in the current autocast and gradient modes."""
     c = model.config
     return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None and c.hidden_act in GELUS
             and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
 
 
@@ -51,6 +51,7 @@ def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
     widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
     for wrong, why in ((device.type != "cuda", f"a CUDA device; got {device.type}"),
                        (c.hidden_dropout_prob or c.layer_scale is not None, "a model without dropout and layer scale"),
+                       (c.hidden_act not in GELUS, f"a model with GELU; this one has {c.hidden_act}"),
                        (any(width % 16 for width in widths), "widths that are multiples of 16")):
         if wrong:
             raise ConfigError(f"--precision fp8 needs {why}. Use --precision bf16.")

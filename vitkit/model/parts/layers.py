@@ -10,9 +10,22 @@ from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
 
+
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it element by element."""
+        return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "quick_gelu": QuickGELU,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "silu": nn.SiLU,
 }
 
 

@@ -1,0 +1,105 @@
+"""The public functions in Python: the examples of their docstrings, every interface everywhere, results that show."""
+
+from __future__ import annotations
+
+import doctest
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitkit
+from vitkit import api, huggingface, interfaces, paper
+from vitkit.errors import InputError
+
+EXAMPLES = [test for module in (api, interfaces) for test in doctest.DocTestFinder().find(module) if test.examples]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_run(example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=words.append)
+    assert result.failed == 0, "".join(words)
+
+
+def models() -> dict[str, torch.nn.Module]:
+    config = vitkit.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        num_classes=10,
+    )
+    return {
+        "vitkit.ViT": vitkit.ViT(config),
+        "paper.ViT": paper.ViT(32, 3, 8, 2, 32, 48, 4, 10),
+        "ViTForImageClassification": huggingface.ViTForImageClassification(config),
+    }
+
+
+@pytest.mark.parametrize("kind", list(models()))
+def test_every_interface_everywhere(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = models()[kind].eval()
+    photo = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
+    path = vitkit.save(model, tmp_path / "m.safetensors")
+    said = vitkit.predict(model, photo)[0]
+    assert [g.probability for g in vitkit.predict(path, photo)[0].guesses] == pytest.approx(
+        [g.probability for g in said.guesses], abs=1e-5
+    )
+    assert vitkit.evaluate(model, "digits", in_order=True, workers=0).measures.n == 1797
+    assert vitkit.embed(model, "digits", cache=tmp_path / "c", workers=0)["all"].features.shape[1] == 32
+    found = vitkit.probe(model, "digits", tmp_path / "run", methods=["ridge"], cache=tmp_path / "c", workers=0)
+    assert found.evaluation.measures.top1 > 0.3
+    assert api.explain(model, photo, tmp_path / "x")[0].predictions
+    assert vitkit.summary(model).parameters == sum(p.numel() for p in model.parameters())
+    assert torch.allclose(vitkit.walk(model, photo)[-1].value, vitkit.walk(path, photo)[-1].value, atol=1e-5)
+
+
+def test_results_show_themselves(tmp_path: Path) -> None:
+    model = models()["vitkit.ViT"]
+    photo = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
+    Image.fromarray(photo).save(tmp_path / "a.png")
+    for shown in (
+        vitkit.predict(model, photo)[0],
+        vitkit.predict(model, tmp_path / "a.png")[0],
+        vitkit.evaluate(model, "digits", in_order=True, workers=0),
+        api.explain(model, photo, tmp_path / "x")[0],
+    ):
+        assert min(Image.open(io.BytesIO(shown._repr_png_())).size) > 100
+    assert "<table>" in vitkit.summary(model)._repr_html_()
+    assert "[1, 17, 32]" in vitkit.walk(model)._repr_html_()
+
+
+def test_walking_ends_with_the_models_own_answer() -> None:
+    """Layer scale, the pre-training head and mean pooling are on the way, not left out."""
+    config = vitkit.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        num_classes=5,
+        layer_scale=0.3,
+        pre_logits=True,
+        pool="mean",
+        num_register_tokens=2,
+    )
+    model = vitkit.ViT(config).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    found = vitkit.walk(model)
+    with torch.no_grad():
+        assert torch.allclose(found[-1].value, model(found[0].value), atol=1e-5)
+
+
+def test_what_is_not_a_model_is_named() -> None:
+    with pytest.raises(InputError, match="got Linear"):
+        vitkit.save(torch.nn.Linear(2, 2), "x.safetensors")

@@ -1,0 +1,413 @@
+"""The public functions: everything the command line does, in Python, for any of the three interfaces.
+
+Each takes a model (a ViT, a paper.ViT, one of the twelve classes) or the name of weights, and returns an object that
+shows itself in a notebook. What does not belong here: any work of its own; these functions call jobs and rooms.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from vitkit.checkpoints import load
+from vitkit.checkpoints import save as save_checkpoint
+from vitkit.evaluation.predict import predict as predict_images
+from vitkit.interfaces import as_vit
+from vitkit.model.classifier import Classifier
+from vitkit.model.config import ViTConfig, variant
+from vitkit.model.vit import ViT
+
+if TYPE_CHECKING:
+    from vitkit.data.loader import BadImages
+    from vitkit.evaluation.predict import Given, Predictions
+    from vitkit.explain.describe import Summary
+    from vitkit.features.embed import Embedded
+    from vitkit.jobs.evaluate import Evaluation
+    from vitkit.jobs.explain import Explained
+    from vitkit.jobs.export import ExportedFile
+    from vitkit.jobs.probe import Probe
+    from vitkit.jobs.walk import Walk
+    from vitkit.results import Run
+
+Weights = str | Path
+Model = nn.Module | Weights  # a model of any interface, or anything that `vitkit.load` accepts
+
+
+def model_of(model: Model, device: str | None = None) -> ViT:
+    """Return a model of any interface, or the name of weights, as a ViT.
+
+    Args:
+        model: a ViT, a paper.ViT, one of the twelve classes, or anything that `vitkit.load` accepts.
+        device: where to put it (default: where it is).
+    """
+    vit = load(model) if isinstance(model, str | Path) else as_vit(model)
+    return vit if device is None else vit.to(device)
+
+
+def save(model: nn.Module, path: Weights, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
+    """Write a model of any interface, completely or not at all.
+
+    Args:
+        model: a ViT, a paper.ViT, or one of the twelve classes.
+        path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
+        dialect: a row of `vitkit.checkpoints.DIALECTS` (default: native).
+        extra: free-form strings to keep in a native file.
+
+    Returns:
+        The path of the weights.
+
+    Example:
+        >>> import vitkit
+        >>> vitkit.save(vitkit.paper.ViT(num_transformer_layers=1, num_classes=3), "mine.safetensors").name
+        'mine.safetensors'
+    """
+    return save_checkpoint(as_vit(model), Path(path).expanduser(), dialect, extra=extra)
+
+
+def predict(
+    model: Model | Classifier,
+    images: Given | Iterable[Given],
+    *,
+    top: int = 5,
+    batch_size: int = 64,
+    workers: int | None = 0,
+    bad_images: BadImages = "fail",
+) -> Predictions:
+    """Classify images.
+
+    Args:
+        model: a model of any interface, an exported model, or anything that `vitkit.load` accepts.
+        images: a file, a folder, a pattern such as `photos/*.jpg`, encoded bytes, a Pillow image, a uint8 array
+            [H, W] or [H, W, C], or several of these.
+        top: number of classes per image (default: 5).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding; None for one per core (default: 0).
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result's `skipped`.
+
+    Returns:
+        One Prediction per image, in order; each has `name`, `probability`, `guesses` and `plot()`.
+
+    Example:
+        >>> import numpy as np, vitkit
+        >>> model = vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1)
+        >>> len(vitkit.predict(model, np.zeros((64, 64, 3), np.uint8), top=2)[0].guesses)
+        2
+    """
+    if isinstance(model, nn.Module | str | Path):
+        model = model_of(model)
+    return predict_images(model, images, top=top, batch_size=batch_size, workers=workers, bad_images=bad_images)
+
+
+def evaluate(
+    model: Model,
+    data: Weights,
+    *,
+    split: str | None = None,
+    in_order: bool = False,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+    bad_images: BadImages = "fail",
+) -> Evaluation:
+    """Evaluate a model on a data set.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        data: a folder with one folder per class, or anything else that `vitkit.data.open_splits` accepts.
+        split: the part to evaluate (default: what was held out of the run, else `test` or `val`).
+        in_order: whether the data's classes are in the order of the model's outputs, whatever their names.
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
+
+    Returns:
+        The measures, with `plot()` for the confusion matrix.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=10, num_hidden_layers=1)
+        >>> vitkit.evaluate(model, "digits", in_order=True, workers=0).measures.n
+        1797
+    """
+    from vitkit.jobs import evaluate as job
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    run = job.run_of(model) if isinstance(model, str | Path) else None
+    source, part = job.part_of(data, split, run)
+    return job.evaluate(
+        model_of(model, str(runtime.device)),
+        source,
+        weights=str(model) if isinstance(model, str | Path) else type(model).__name__,
+        data=str(data),
+        part=part,
+        same_order=in_order,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+        bad_images=bad_images,
+    )
+
+
+def embed(
+    model: Model,
+    data: Weights,
+    *,
+    split: str | None = None,
+    features: str | None = None,
+    cache: Weights | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+    bad_images: BadImages = "fail",
+) -> dict[str, Embedded]:
+    """Compute the features of a data set, each image once; later calls read them from the cache.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        data: anything that `vitkit.data.open_splits` accepts.
+        split: one part of the data (default: all parts).
+        features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
+
+    Returns:
+        {part: Embedded} with `features` [N, F], `labels` [N], `names` and `class_names`.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> vitkit.embed(model, "digits", cache="cache", workers=0)["all"].features.shape
+        (1797, 192)
+    """
+    from vitkit.jobs import embed as job
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    found = job.embed(
+        model_of(model, str(runtime.device)),
+        job.parts_of(data, split),
+        job.open_cache(cache),
+        features=features,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+        bad_images=bad_images,
+    )
+    return {name: part.read() for name, part in found.parts.items()}
+
+
+def probe(
+    model: Model,
+    data: Weights,
+    out: Weights,
+    *,
+    methods: Sequence[str] = ("logistic",),
+    features: str | None = None,
+    cache: Weights | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+    bad_images: BadImages = "fail",
+) -> Probe:
+    """Fit a classifier to the frozen features of a model, and write a run folder with it.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: the run folder; it must not hold a run yet.
+        methods: rows of `vitkit.features.METHODS`; the first one's head is saved (default: logistic).
+        features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        seed: random seed (default: 0).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
+
+    Returns:
+        The run, the model with its new head, and the evaluation on the held-out images.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> found = vitkit.probe(model, "digits", "run", methods=["ridge"], cache="cache", workers=0)
+        >>> found.model.config.num_classes
+        10
+    """
+    from vitkit.features.probe import Options
+    from vitkit.jobs import embed as job_of_embed
+    from vitkit.jobs import probe as job
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    return job.probe(
+        model_of(model, str(runtime.device)),
+        data,
+        out,
+        job_of_embed.open_cache(cache),
+        methods=tuple(methods),
+        options=Options(seed=seed),
+        features=features,
+        weights=str(model) if isinstance(model, str | Path) else "",
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+        bad_images=bad_images,
+    )
+
+
+def explain(
+    model: Model,
+    images: Given | Iterable[Given],
+    out: Weights | None = None,
+    *,
+    target: str | None = None,
+    patch: str | None = None,
+    layer: int | None = None,
+    occlusion: bool = False,
+) -> list[Explained]:
+    """Show what a model looks at: attention, rollout, gradients, similarity of patches, and optionally occlusion.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        images: anything that `predict` accepts.
+        out: folder for the files (default: a temporary folder).
+        target: name or number of the class to explain (default: the most probable class of each image).
+        patch: patch to compare the others with, `ROW,COLUMN` counted from 0 (default: the middle one).
+        layer: compare patches in z_layer, 0 to L (default: after the final LayerNorm).
+        occlusion: whether to compute the occlusion map, which is slow.
+
+    Returns:
+        One Explained per image; each has `predictions`, `folder` and `plot()`.
+
+    Example:
+        >>> import numpy as np, vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=64, num_classes=3, num_hidden_layers=2)
+        >>> vitkit.api.explain(model, np.zeros((64, 64, 3), np.uint8), "looks")[0].folder.name
+        'image 0'
+    """
+    from vitkit.jobs.explain import explain as job
+
+    folder = Path(out).expanduser() if out is not None else Path(tempfile.mkdtemp(prefix="vitkit-explain-"))
+    return list(job(model_of(model), images, folder, target=target, patch=patch, layer=layer, occlusion=occlusion))
+
+
+def report(run: Run | Weights, out: Weights | None = None) -> Path:
+    """Write the HTML report of a run, and return its path.
+
+    Args:
+        run: a Run, or its folder.
+        out: the HTML file (default: `report.html` in the run folder).
+    """
+    from vitkit.jobs.report import report as job
+
+    return job(run if isinstance(run, str | Path) else run.path, out=out)
+
+
+def summary(model: Model | ViTConfig, *, batch: int = 1, depth: int | None = None) -> Summary:
+    """List the modules of a model with their shapes and parameters.
+
+    Args:
+        model: a variant's name, a ViTConfig, a model of any interface, or anything that `vitkit.load` accepts.
+        batch: images per batch, for the shapes (default: 1).
+        depth: show modules only down to this depth (default: all).
+
+    Example:
+        >>> import vitkit
+        >>> vitkit.summary("vit-b/16").parameters
+        86567656
+    """
+    from vitkit.explain.describe import Summary, describe
+
+    config = config_of(model)
+    return Summary(config, [row for row in describe(config, batch) if depth is None or row.depth <= depth])
+
+
+def config_of(model: Model | ViTConfig) -> ViTConfig:
+    """Return the configuration of a variant, a file, a run, or a model of any interface."""
+    if isinstance(model, ViTConfig):
+        return model
+    if isinstance(model, str):
+        from vitkit.errors import UnknownName
+
+        try:
+            return variant(model)
+        except UnknownName:
+            if not Path(model).expanduser().exists():
+                raise
+    return model_of(model).config
+
+
+def walk(model: Model, image: Given | None = None) -> Walk:
+    """Take one photo through Eqs. 1-4, and keep the tensor of every step.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        image: any image that `predict` accepts (default: a sample photo).
+
+    Example:
+        >>> import vitkit
+        >>> steps = vitkit.walk(vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1))
+        >>> steps[-1].shape
+        (1, 3)
+    """
+    from vitkit.jobs.walk import walk_of
+
+    return walk_of(model_of(model).eval(), image)
+
+
+def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, merge: int = 0) -> ExportedFile:
+    """Export a model for another runtime, and compare the file with the model.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        to: onnx, openvino or openvino-int8.
+        out: the file.
+        data: images to compare on, and to calibrate int8 with (default: random pixels; int8 needs images).
+        merge: tokens to merge in each block (default: none).
+    """
+    from vitkit.jobs.export import export_file, images_for
+
+    vit = model_of(model)
+    weights = model if isinstance(model, str | Path) else ""
+    shown = images_for(data, weights, vit, 300 if to == "openvino-int8" else 0, 200)
+    return export_file(vit, to, out, shown, merge=merge, source=str(weights))
+
+
+def serve(model: Model, *, host: str = "127.0.0.1", port: int = 8000, engine: str | None = None) -> None:
+    """Serve a model with its web page and API, until Ctrl-C.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        host: address to listen on (default: this machine only).
+        port: port; 0 for any free one (default: 8000).
+        engine: a row of `vitkit.speed.ENGINES` (default: `cpu-fused` on the CPU, else `torch`).
+    """
+    from vitkit.serve.app import create_app
+    from vitkit.serve.server import LOCAL, is_local, listen, run
+    from vitkit.serve.service import Service
+    from vitkit.serve.settings import Settings
+
+    settings = Settings(hosts=LOCAL if is_local(host) else None)
+    source = str(model) if isinstance(model, str | Path) else type(model).__name__
+    with listen(host, port) as bound:
+        service = Service(model_of(model).eval(), settings, engine=engine, source=source)
+        service.warm()
+        print(f"vitkit: {source} is served at http://{host}:{bound.getsockname()[1]}; Ctrl-C stops it.", flush=True)
+        run(create_app(service), bound)

@@ -1,0 +1,88 @@
+"""A finished run in Python: its curves, its weights, its report."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from vitkit.checkpoints import load
+from vitkit.explain import draw
+from vitkit.model.vit import ViT
+from vitkit.training.run_folder import RunFolder
+from vitkit.types import Plotted
+
+NAMES = {"train": ("train_loss", "train_acc"), "val": ("test_loss", "test_acc")}  # the lessons' words
+
+
+class Run(Plotted):
+    """A run folder: what `vitkit.train` returns.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        UnreadableFile: there is no run in it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder.open(path)
+        self.path, self.info = self.folder.path, self.folder.info
+
+    @property
+    def results(self) -> dict[str, list[float]]:
+        """Loss and accuracy per epoch, as the lessons keep them: train_loss, train_acc, test_loss, test_acc.
+
+        The `test` values are those of the validation part, of the last weights; an epoch in which nothing was measured
+        is left out.
+        """
+        found: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "val": {}}
+        sums: dict[int, list[float]] = {}
+        batch, images = self.info["recipe"]["batch_size"], self.info["data"]["train"]
+        for row in self.folder.metrics():
+            epoch = max(1, math.ceil(round(row.get("step", 0) * batch / images, 6)))
+            if row.get("event") == "train":
+                total = sums.setdefault(epoch, [0.0, 0.0, 0.0])
+                total[0] += row["loss"]
+                total[1] += row["accuracy"]
+                total[2] += 1
+                found["train"][epoch] = (total[0] / total[2], total[1] / total[2])
+            elif row.get("event") == "val" and row.get("weights", "last") == "last":
+                found["val"][epoch] = (row["loss"], row["top1"])
+        return {
+            name: [found[part][epoch][i] for epoch in sorted(found[part])]
+            for part, names in NAMES.items()
+            for i, name in enumerate(names)
+        }
+
+    def curves(self) -> dict[str, tuple[list[int], list[float]]]:
+        """{name: (steps, values)} of every measured loss and accuracy, under the names of `results`."""
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for row in self.folder.metrics():
+            if row.get("event") in NAMES and row.get("weights", "last") == "last":
+                values = (row["loss"], row["accuracy"] if row["event"] == "train" else row["top1"])
+                for name, value in zip(NAMES[row["event"]], values, strict=True):
+                    steps, numbers = found.setdefault(name, ([], []))
+                    steps.append(row["step"])
+                    numbers.append(value)
+        return found
+
+    def plot(self) -> Any:
+        """Draw loss and accuracy over the steps, of training and of validation."""
+        return draw.curves(
+            {
+                title: {words: curve for name, words in names.items() if (curve := self.curves().get(name))}
+                for title, names in {
+                    "Loss": {"train_loss": "training", "test_loss": "validation"},
+                    "Accuracy": {"train_acc": "training", "test_acc": "validation"},
+                }.items()
+            }
+        )
+
+    def model(self, which: str | None = None) -> ViT:
+        """Load its weights: `best`, `last` or `ema` (default: the best there are)."""
+        return load(self.folder.weights(which) if which else self.path)
+
+    def __repr__(self) -> str:
+        last = {name: values[-1] for name, values in self.results.items() if values}
+        return f"Run({str(self.path)!r}, " + ", ".join(f"{name} {value:.4f}" for name, value in last.items()) + ")"
