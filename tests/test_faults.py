@@ -281,7 +281,7 @@ def test_every_room_has_a_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTS, ids=lambda name: f"{FAULTS[name].file}: {name}")
 def test_a_fault_is_caught(name: str, tmp_path: Path) -> None:
     planted, copy = FAULTS[name], tmp_path / "copy"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
