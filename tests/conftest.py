@@ -1,4 +1,4 @@
-"""What every test shares: one thread (the suite runs in two processes), and the place of real data."""
+"""What all tests share: one thread each (the suite runs in two processes), and the folder of real data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real photos and weights; tests that need it skip where it is not there."""
+    """The folder of real photos and weights; tests that need it are skipped without it."""
     folder = os.environ.get("VITKIT_TEST_DATA")
     if not folder or not Path(folder).is_dir():
-        pytest.skip("real data is not here: set VITKIT_TEST_DATA to its folder")
+        pytest.skip("needs real photos and weights: set VITKIT_TEST_DATA to their folder")
     return Path(folder)
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Random inputs are the same in every run, and no test depends on another's draws."""
+    """Make random inputs the same in every run, and no test depend on the draws of another."""
     torch.manual_seed(0)

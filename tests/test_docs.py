@@ -147,6 +147,16 @@ def test_ci_runs_the_python_versions_that_the_package_names() -> None:
     assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == named
 
 
+def test_the_tables_that_contributors_extend_exist() -> None:
+    rows = re.findall(r"`([\w/]+\.py): ([A-Z_, ]+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(rows) >= 11
+    for file, names in rows:
+        path = ROOT / file if file.startswith("tests/") else ROOT / "vitkit" / file
+        text = path.read_text(encoding="utf-8")
+        for name in names.split(", "):
+            assert re.search(rf"^{name}\b.*=", text, re.M), f"CONTRIBUTING.md: {file} has no {name}"
+
+
 def test_no_number_of_variants_in_prose() -> None:
     """Readers get the table of variants from `vitkit models`, not from a copy that goes stale."""
     assert "86,567,656" not in (ROOT / "README.md").read_text(encoding="utf-8")

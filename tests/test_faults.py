@@ -81,8 +81,7 @@ FAULTS: dict[str, Fault] = {
         "checkpoints/rules.py",
         "torch.zeros_like(table[:, :1])",
         "torch.ones_like(table[:, :1])",
-        "checkpoints/test_spellings.py",
-        "checkpoints/test_google.py",
+        "checkpoints/test_peers.py",
     ),
     "a gray image through a kernel that is averaged": fault(
         "checkpoints/infer.py",
