@@ -21,7 +21,8 @@ from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage, DataError, InputError, OutputError
 from vitkit.evaluation.predict import Images
 from vitkit.features import FeatureCache, embed, fill
-from vitkit.features.cache import backbone_hash
+from vitkit.features.cache import backbone_hash, space_of
+from vitkit.features.choice import choose
 from vitkit.runtime import Runtime
 
 
@@ -81,6 +82,7 @@ def test_other_weights_preprocessing_features_or_bytes_are_other_keys(folder, ca
         assert fill(changed, source, cache, workers=0).computed == 12
     assert fill(model, source, cache, workers=0, features="mean").computed == 12
     assert fill(model, source, cache, workers=0, features="layers:0").computed == 12
+    assert space_of(model, choose("cls", model.config), "bf16") != space_of(model, choose("cls", model.config), "fp32")
 
     head = tiny(num_classes=7, hidden_dropout_prob=0.0)  # what the features do not depend on
     head.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")}, strict=False)

@@ -93,6 +93,7 @@ def test_augreg_levels(level: str) -> None:
     r = RECIPES[f"augreg-{level}"]
     mixup, layers, magnitude = AUGREG[level]
     assert (r.mix.mixup, r.augment.rand_layers) == (mixup, layers)
+    assert (r.epochs, r.batch_size, r.lr, r.weight_decay, r.dropout) == (300, 4096, 1e-3, 0.1, 0.0)
     if layers:
         assert r.augment.rand_magnitude == magnitude
 
