@@ -1,4 +1,4 @@
-"""Recipes: against a second, hand-typed copy of Tables 3 and 4; each runs, ends, and resumes."""
+"""Recipes: every number against a second copy typed from the sources, every schedule against its formula."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def prepare(
     _check_model(model, weights, how)
     chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
     train, val, notes = train_and_val(data, how.val, chosen.seed)
-    how.warmup_steps(how.total(len(train)))  # refuses one that is too long
+    how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
     if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
         config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state

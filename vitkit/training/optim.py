@@ -79,7 +79,7 @@ def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Create the recipe's optimizer, with the fused kernel where there is one.
+    """Create the recipe's optimizer, with a fused kernel if there is one.
 
     Args:
         model: a ViT that is already on its device.
