@@ -40,6 +40,14 @@ def train(
         str | None,
         typer.Option("--model", help="Variant to train from scratch; see `vitkit models` (default: the recipe's)."),
     ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field of the new model, such as hidden_size=256; repeat for several (default: none).",
+        ),
+    ] = None,
     weights: Annotated[
         str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
     ] = None,
@@ -75,7 +83,7 @@ def train(
     weight_decay: Annotated[
         float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
     ] = None,
-    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw or sgd.")] = None,
+    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam or sgd.")] = None,
     decay: Annotated[
         str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
     ] = None,
@@ -146,7 +154,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a Vision Transformer. A run that is resumed is bit-identical to an uninterrupted one."""
-    from vitkit.cli.options import parse_size
+    from vitkit.cli.options import parse_fields, parse_size
     from vitkit.errors import ConfigError
 
     if out is None:
@@ -198,6 +206,7 @@ def train(
         out,
         recipe=recipe,
         model=model,
+        fields=parse_fields(fields),
         weights=weights,
         image_size=size,
         resume=resume,

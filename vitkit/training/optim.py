@@ -89,7 +89,8 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum, **how)
-    return torch.optim.AdamW(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
