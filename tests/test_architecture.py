@@ -78,7 +78,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "runtime",
         "serve",
-        "training",
     },
     "__main__": {"cli"},
 }

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vitkit.api import probe as probe
     from vitkit.api import save as save
     from vitkit.api import summary as summary
-    from vitkit.api import train as train
     from vitkit.api import walk as walk
     from vitkit.checkpoints import load as load
     from vitkit.interfaces import as_huggingface as as_huggingface
@@ -49,7 +48,6 @@ _HOME = {  # public name -> module that defines it
             "embed",
             "probe",
             "summary",
-            "train",
             "walk",
             "export",
         ),

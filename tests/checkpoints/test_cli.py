@@ -11,8 +11,9 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.peers import peer
-from vitkit.checkpoints import load, save
+from vitkit.checkpoints import load, save, to_dialect
 from vitkit.cli import main
+from vitkit.errors import ConfigError, VitkitError
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
@@ -147,3 +148,117 @@ def test_inspect_builds_no_model(vitkit, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.nn.Module, "__init__", no)
     assert vitkit("inspect", tmp_path / "a.safetensors")[0] == 0
+
+
+# What every command that loads weights has in common
+
+LOADING = {
+    "--heads": 4,
+    "--mean": "0.1,0.2,0.3",
+    "--std": "0.4",
+    "--resize": "crop",
+    "--crop": "0.75",
+    "--interpolation": "nearest",
+    "--image-size": 48,
+    "--key": "student",
+}
+COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a place for results
+    "predict": "predict {w} {p}",
+    "eval": "eval {w} {d} --split test --in-order --out {o}",
+    "embed": "embed {d} --from {w} --cache {o}",
+    "probe": "probe {d} --from {w} --out {o} --no-report",
+    "explain": "explain {w} {p} --out {o}",
+    "figures": "figures {w} --only filters --out {o}",
+    "export": "export {w} --to onnx --out {o}.onnx",
+    "patches": "patches {p} --from {w} --out {o}",
+    "serve": "serve {w}",
+    "train": "train {d} --from {w} --out {o} --dry-run",
+    "sweep": "sweep {d} --from {w} --out {o} --recipe finetune-pets --lrs 0.01",
+    "convert": "convert {w} {o}.safetensors",
+    "inspect": "inspect {w}",
+}
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Path:
+    """Weights whose heads nothing states, inside what a training script has saved."""
+    sets = {name: to_dialect(tiny.model(seed), "timm") for seed, name in enumerate(("teacher", "student"))}
+    torch.save({name: {n: t.clone() for n, t in tensors.items()} for name, tensors in sets.items()}, tmp_path / "w.pth")
+    return tmp_path / "w.pth"
+
+
+def test_the_commands_that_load_weights_are_all_here() -> None:
+    from typer.main import get_command
+
+    from vitkit.cli import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    options = {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
+    assert {name for name in options if set(LOADING) <= options[name]} == set(COMMANDS)
+    takes = {name for name, command in commands.items() if any(p.name == "weights" for p in command.params)}
+    assert takes | {"convert", "inspect"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_passes_on_how_to_load(
+    command: str,
+    nested: Path,
+    tmp_path: Path,
+    vitkit,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    """Without --heads loading stops and asks for it; with the options, `load` sees all of them."""
+    from PIL import Image
+
+    from vitkit.checkpoints import reading
+
+    for part in ("train", "test"):
+        for kind in ("a", "b"):
+            folder = tmp_path / "images" / part / kind
+            folder.mkdir(parents=True)
+            for i in range(6):
+                Image.new("RGB", (40, 40), (40 * i, 0, 0)).save(folder / f"{i}.png")
+    places = {"w": nested, "d": tmp_path / "images", "p": tmp_path / "images/test/a/0.png", "o": tmp_path / "out"}
+    words = COMMANDS[command].format(**places).split()
+    code, _, err = vitkit(*words)
+    assert code == 2
+    assert "does not state its number of heads" in err
+    assert "--heads" in err
+
+    seen: list[dict[str, object]] = []
+
+    class Stop(VitkitError):
+        pass
+
+    def watched(found: object, of_model: dict[str, object], of_input: dict[str, object]) -> None:
+        seen.append({"key": found.key, **of_model, **of_input})  # type: ignore[attr-defined]
+        raise Stop("seen")
+
+    monkeypatch.setattr(reading, "_changed", watched)
+    code, _, err = vitkit(*words, *(str(word) for pair in LOADING.items() for word in pair))
+    assert "seen" in err
+    wanted = {
+        "key": "student",
+        "num_attention_heads": 4,
+        "mean": (0.1, 0.2, 0.3),
+        "std": (0.4,),
+        "resize": "crop",
+        "crop": 0.75,
+        "interpolation": "nearest",
+        "image_size": 48,
+    }
+    if command == "patches":  # resizes when it draws
+        wanted.pop("image_size")
+    assert wanted.items() <= seen[0].items()
+
+
+def test_exported_files_take_preprocessing_only(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from vitkit.jobs.open_model import open_model
+    from vitkit.speed.exported import export
+
+    file = tmp_path / "a.onnx"
+    export(tiny.model(), "onnx", file)
+    assert open_model(file, resize="squash", interpolation="nearest").input_spec.interpolation == "nearest"
+    with pytest.raises(ConfigError, match="An exported file cannot change num_attention_heads"):
+        open_model(file, num_attention_heads=2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import tiny
-from vitkit.checkpoints import load, save, source
+from vitkit.checkpoints import hub, load, save, source
 from vitkit.errors import HubError, UnreadableFile
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -67,6 +68,68 @@ def test_what_is_no_hub_id(name: str, cache: Path) -> None:
     with pytest.raises((UnreadableFile, HubError)) as error:
         load(name or "./nothing.pth")
     assert isinstance(error.value, UnreadableFile)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["runs/nope", "runs/nope@ema", "someone/nope@last", "weights/vit", "here/nope", "~/nope", "./a/b", "here/nop"],
+)
+def test_what_looks_like_a_path_is_one(name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the hub can be reached: a mistyped run is not looked for there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "nope2").mkdir(parents=True)
+    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(UnreadableFile, match="There is no file or folder") as error:
+        load(name)
+    assert ("did you mean 'nope2'?" in str(error.value)) == name.startswith("here/")
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert save(tiny.model(3), "~/x.safetensors") == tmp_path / "x.safetensors"
+    save(tiny.model(3), "~/y", "huggingface")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.safetensors", "y"]
+    assert tiny.same_tensors(load("~/x.safetensors"), tiny.model(3))
+    assert tiny.same_tensors(load("~/y"), tiny.model(3))
+
+
+def test_without_a_network_only_the_cache_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Network is unreachable")
+
+    def watched(*arguments: object, **options: object) -> str:
+        asked.append(options["local_files_only"])
+        return plain(*arguments, **options)
+
+    asked: list[object] = []
+    plain = huggingface_hub.hf_hub_download
+    put(cache, "someone/vit-tiny")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", watched)
+    assert tiny.same_tensors(load("someone/vit-tiny"), tiny.model())
+    with pytest.raises(HubError, match="is not in the cache, and the hub cannot be reached"):
+        load("someone/vit-other")
+    assert set(asked) == {True}
+
+
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:{port}"])
+def test_reachable(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        if proxy:  # the name behind a proxy need not resolve here
+            monkeypatch.setenv("http_proxy", proxy.format(port=port))
+            url = "http://hub.invalid"
+        assert hub.reachable(url, 30.0)
+    assert not hub.reachable(f"http://127.0.0.1:{port}")
 
 
 def test_files_come_before_the_hub(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import torch
 import vitkit
 from tests.checkpoints import tiny
 from vitkit.checkpoints import load, open_checkpoint, save, to_dialect
-from vitkit.checkpoints.infer import to_channels
+from vitkit.checkpoints.infer import _heads, to_channels
 from vitkit.checkpoints.preprocessing_presets import DEFAULTS, KNOWN, preprocessing
 from vitkit.errors import CannotExpress, ConfigError, TensorMismatch, UnknownName
-from vitkit.model.config import NUMERICS, InputSpec
+from vitkit.model.config import NUMERICS, SHAPES, InputSpec
 from vitkit.model.parts.positions import resize
 
 
@@ -168,27 +168,42 @@ def test_stated_classes_against_the_head(tmp_path: Path) -> None:
 # Heads
 
 
-@pytest.mark.parametrize(("width", "depth", "heads"), [(192, 12, 3), (384, 12, 6), (1152, 27, 16)])
-def test_heads_of_a_variant(width: int, depth: int, heads: int) -> None:
-    from vitkit.checkpoints.infer import _heads
-
+@pytest.mark.parametrize(("size", "heads"), [("ti", 3), ("s", 6), ("b", 12), ("so400m", 16), ("g", 16)])
+def test_heads_of_a_published_variant_are_stated(size: str, heads: int) -> None:
+    fields = {name: value for name, value in SHAPES[size].items() if name != "num_attention_heads"}
     notes: list[str] = []
-    assert _heads(width, depth, notes) == heads
-    assert notes == []
+    assert _heads(fields, notes) == heads
+    assert f"{heads} are assumed, as in vit-{size}," in notes[0]
+    assert "num_attention_heads= (--heads)" in notes[0]
 
 
-def test_heads_by_the_width(tmp_path: Path) -> None:
-    bare(tmp_path / "a.pth", hidden_size=128, num_attention_heads=2)
-    opened = open_checkpoint(tmp_path / "a.pth")
-    assert opened.config.num_attention_heads == 2
-    assert any("2 heads of width 64 are assumed" in note for note in opened.notes)
+@pytest.mark.parametrize("other", ["hidden_size", "num_hidden_layers", "intermediate_size"])
+def test_a_variant_must_agree_in_width_depth_and_mlp(other: str) -> None:
+    fields = {**SHAPES["b"], other: SHAPES["b"][other] + 64}
+    with pytest.raises(ConfigError, match=r"does not state its number of heads.*num_attention_heads= \(--heads\)"):
+        _heads(fields, [])
 
 
-def test_heads_must_be_given(tmp_path: Path) -> None:
-    bare(tmp_path / "a.pth")
-    with pytest.raises(ConfigError, match="num_attention_heads="):
+@pytest.mark.parametrize(("dialect", "width", "heads"), [("course", 64, 4), ("torchvision", 128, 8), ("timm", 192, 3)])
+def test_heads_are_never_guessed(dialect: str, width: int, heads: int, tmp_path: Path) -> None:
+    """One head or two of width 64 would fit the first two files, and give other logits."""
+    model = bare(tmp_path / "a.pth", dialect, hidden_size=width, num_attention_heads=heads)
+    with pytest.raises(ConfigError, match=f"width {width}, 2 layers and an MLP of 64; give num_attention_heads="):
         load(tmp_path / "a.pth")
-    assert load(tmp_path / "a.pth", num_attention_heads=8).config.num_attention_heads == 8
+    found = load(tmp_path / "a.pth", num_attention_heads=heads, layer_norm_eps=1e-12)
+    assert torch.equal(found(tiny.pixels(model)), model(tiny.pixels(model)))
+
+
+def test_a_variant_may_have_other_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ViT-Ti's row also fits a model with six heads, so the count is always stated and can be given."""
+    shape = SHAPES["ti"] | {"num_attention_heads": 6, "image_size": 16}
+    model = bare(tmp_path / "a.pth", **shape)
+    assert load(tmp_path / "a.pth").config.num_attention_heads == 3
+    assert "3 are assumed, as in vit-ti" in caplog.text
+    caplog.clear()
+    found = load(tmp_path / "a.pth", num_attention_heads=6, layer_norm_eps=1e-12)
+    assert "heads" not in caplog.text
+    assert torch.equal(found(tiny.pixels(model)), model(tiny.pixels(model)))
 
 
 # Numerics and preprocessing
@@ -201,15 +216,27 @@ def test_numerics_of_weights_alone(dialect: str, tmp_path: Path, caplog: pytest.
     assert {name: getattr(found.config, name) for name in NUMERICS[dialect]} == NUMERICS[dialect]
     assert f"those of {dialect} are assumed" in caplog.text
     assert found.input_spec.mean == DEFAULTS[dialect]["mean"]
-    assert "Give mean= and std=" in caplog.text
+    for name, value in DEFAULTS[dialect].items():
+        shown = "/".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
+        assert f"{name} {shown}" in caplog.text
+        assert f"--{name}" in caplog.text
 
 
-def test_stated_statistics_silence_the_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_given_preprocessing_is_not_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bare(tmp_path / "a.pth")
-    found = load(tmp_path / "a.pth", num_attention_heads=4, mean=0.4, std=(0.1, 0.2, 0.3), resize="squash")
+    statistics = {"mean": 0.4, "std": (0.1, 0.2, 0.3)}
+    load(tmp_path / "a.pth", num_attention_heads=4, **statistics)
+    assert "usual way is assumed: resize crop, crop 0.9, interpolation bicubic. If it" in caplog.text
+    caplog.clear()
+    found = load(
+        tmp_path / "a.pth", num_attention_heads=4, **statistics, resize="squash", crop=1.0, interpolation="lanczos"
+    )
+    assert "usual way" not in caplog.text
+    assert found.input_spec.interpolation == "lanczos"
+    found = load(tmp_path / "a.pth", num_attention_heads=4, **statistics, resize="squash")
     assert (found.input_spec.mean, found.input_spec.std) == ((0.4,) * 3, (0.1, 0.2, 0.3))
-    assert found.input_spec.resize == "squash"
-    assert "Give mean=" not in caplog.text
+    assert (found.input_spec.resize, found.input_spec.crop) == ("squash", 1.0)
+    assert "usual way is assumed: interpolation bicubic. If it" in caplog.text
 
 
 def test_overrides_win(native: Path) -> None:
@@ -258,6 +285,23 @@ def test_known_checkpoints(name: str, mean: tuple[float, ...], crop: float, inte
     assert (row.spec["mean"], row.spec["crop"], row.spec["interpolation"]) == (mean, crop, interpolation)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DeiT-S_16_224.pth",
+        "my-B_16.npz",
+        "S_16_finetuned.pth",
+        "runs/deit_3_copy/last.pth",
+        "not-google/vit-base-patch16-224",
+        "my_vit_base_patch16_224.augreg.pth",
+        "google/vit-base-patch16-224/mine.pth",
+        "vit_b_16_swag.pth",
+    ],
+)
+def test_presets_do_not_match_inside_a_name(name: str) -> None:
+    assert preprocessing(name, Path(name).name) is None or "google/vit-" in name[:11]
+
+
 def test_known_rows_are_sourced_and_valid() -> None:
     assert all(row.source for row in KNOWN)
     for row in (*(row.spec for row in KNOWN), *DEFAULTS.values()):
@@ -285,6 +329,39 @@ def test_known_agrees_with_timm() -> None:
 
 
 # JSON beside the weights
+
+
+def test_timm_names_and_numbers_that_cannot_be_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny.model(layer_norm_eps=1e-6)
+    save(model, tmp_path / "model.safetensors", "timm")
+    (tmp_path / "model.safetensors.vitkit.json").unlink()
+
+    def opened(**values: Any) -> Any:
+        cfg = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.95}
+        beside = {"architecture": "vit_huge_patch8_32", "global_pool": "token", "pretrained_cfg": cfg, **values}
+        (tmp_path / "config.json").write_text(json.dumps(beside), encoding="utf-8")
+        return open_checkpoint(tmp_path)
+
+    with pytest.raises(ConfigError, match="does not state its number of heads"):
+        opened()
+    with pytest.raises(ConfigError, match="does not state its number of heads"):
+        opened(architecture="vit_tiny_patch16_224", num_features=32)  # the name is kept, the width is not its own
+    found = opened(model_args={"num_heads": 8, "img_size": 32})
+    assert found.config.num_attention_heads == 8
+    assert any("'vit_huge_patch8_32', which vitkit does not know" in note for note in found.notes)
+    assert any("usual way is assumed: interpolation bicubic. If" in note for note in found.notes)
+    for values, what in (
+        ({"global_pool": "map"}, "a MAP head"),
+        ({"global_pool": "avgmax"}, "global_pool='avgmax'"),
+        ({"model_args": {"num_heads": 8, "act_layer": "relu"}}, "model_args act_layer"),
+        ({"architecture": "vit_base_patch16_rpn_224"}, "residual post-norm"),
+        ({"architecture": "vit_small_patch16_rope_ape_224"}, "rotary positions"),
+    ):
+        with pytest.raises(CannotExpress, match=what):
+            opened(**values)
+    squash = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.95, "crop_mode": "squash"}
+    found = opened(pretrained_cfg=squash, model_args={"num_heads": 4})
+    assert any("timm resizes to" in note for note in found.notes)
 
 
 def test_timm_folder(tmp_path: Path) -> None:
@@ -373,7 +450,7 @@ def test_class_names_keep_their_order(tmp_path: Path) -> None:
 def test_names_that_occur_twice_get_their_number() -> None:
     from vitkit.checkpoints.external_configs import read_json
 
-    _, spec = read_json({"id2label": {"0": "crane", "1": "cat", "2": "crane"}}, None)
+    _, spec = read_json({"id2label": {"0": "crane", "1": "cat", "2": "crane"}}, None, [])
     assert spec["class_names"] == ("crane (0)", "cat", "crane (2)")
 
 

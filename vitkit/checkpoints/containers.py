@@ -24,10 +24,11 @@ from torch import Tensor
 
 from vitkit.errors import TensorMismatch, UnreadableFile, UnsafeFile
 
-# The keys under which training scripts save weights, best first.
-NESTED = ("teacher", "model", "state_dict", "model_state_dict", "module", "params")
-# What wrappers put in front of every name.
-PREFIXES = ("module.", "_orig_mod.", "model.")
+# The keys under which training scripts save weights, best first: a teacher or an average before what is being trained.
+NESTED = (
+    *("teacher", "state_dict_ema", "model_ema", "ema"),
+    *("model", "state_dict", "model_state_dict", "model_state", "module", "params", "net", "student"),
+)
 # What files that are not weights begin with.
 IMPOSTORS = {
     b"version https://git-lfs": "is a Git LFS pointer, not the weights: run `git lfs pull`",
@@ -36,12 +37,16 @@ IMPOSTORS = {
 }
 
 
-def read(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(
+    path: Path, only: Collection[str] | None = None, *, key: str | None = None, notes: list[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors of a file, and its metadata.
 
     Args:
         path: a safetensors, PyTorch or NumPy file, or the JSON index of a sharded one.
         only: the tensors to read from a safetensors file (default: all).
+        key: where a PyTorch file that holds more than weights keeps them (default: the first of NESTED).
+        notes: receives a sentence that says where in such a file the weights were found.
 
     Returns:
         Tensors by name (memory-mapped if the format allows it), and the metadata of a safetensors file.
@@ -57,12 +62,13 @@ def read(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Ten
         raise UnreadableFile(f"Could not open {path}: {error.strerror or error}.") from None
     if path.name.endswith(".index.json"):
         return _read_shards(path, only)
+    notes = [] if notes is None else notes
     if start.startswith(b"PK"):
-        return _read_zip(path), {}
+        return _read_zip(path, key, notes), {}
     if start[8:9] == b"{":
         return _read_safetensors(path, only)
     if start.startswith(b"\x80"):
-        return _read_torch(path), {}
+        return _read_torch(path, key, notes), {}
     for magic, what in IMPOSTORS.items():
         if start.lstrip().startswith(magic):
             raise UnreadableFile(f"{path} {what}.")
@@ -101,7 +107,7 @@ def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Te
     return tensors, {}
 
 
-def _read_zip(path: Path) -> dict[str, Tensor]:
+def _read_zip(path: Path, key: str | None, notes: list[str]) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -113,7 +119,7 @@ def _read_zip(path: Path) -> dict[str, Tensor]:
         raise UnsafeFile(
             f"{path} is a TorchScript program, not weights; it was not run. Save model.state_dict() instead."
         )
-    return _read_torch(path)
+    return _read_torch(path, key, notes)
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -136,7 +142,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def _read_torch(path: Path, key: str | None, notes: list[str]) -> dict[str, Tensor]:
     try:
         # Training scripts save their arguments with the weights; a Namespace holds values and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
@@ -155,42 +161,60 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise UnreadableFile(
             f"{path} is truncated or not a PyTorch file ({_short(error)}); download or copy it again."
         ) from None
-    return unwrap(saved, path)
+    return unwrap(saved, path, key, notes)
 
 
 def _short(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def unwrap(saved: Any, path: Path) -> dict[str, Tensor]:
+def unwrap(saved: Any, path: Path, key: str | None, notes: list[str]) -> dict[str, Tensor]:
     """Return the state dict inside what a training script has saved.
 
     Args:
         saved: the result of `torch.load`.
         path: for messages.
+        key: the entry to take (default: the first of NESTED that holds tensors).
+        notes: receives a sentence that says which entry was taken.
 
     Raises:
         TensorMismatch: no tensors, or values of another kind among them.
     """
     while isinstance(saved, Mapping) and not any(isinstance(value, Tensor) for value in saved.values()):
-        inner = [key for key in NESTED if isinstance(saved.get(key), Mapping)]
-        if not inner:
-            break
-        saved = saved[inner[0]]
-    if not isinstance(saved, Mapping) or not any(isinstance(value, Tensor) for value in saved.values()):
-        keys = f" of {', '.join(map(str, list(saved)[:4]))}" if isinstance(saved, Mapping) and saved else ""
-        raise TensorMismatch(
-            f"Expected a state dict, possibly under one of the keys {', '.join(NESTED)}; {path} holds a "
-            f"{type(saved).__name__}{keys}. Save model.state_dict()."
-        )
+        holding = [str(name) for name, value in saved.items() if _holds_tensors(value)]
+        known = [name for name in NESTED if name in holding]
+        chosen = key or next(iter(known), None)
+        if chosen not in holding:
+            raise TensorMismatch(
+                f"Expected a state dict, or one under {key or ' or '.join(NESTED)}; {path} holds "
+                + (f"tensors under {', '.join(holding)}. Choose with key= (--key)." if holding else _kind(saved))
+            )
+        if len(known) > 1:
+            notes.append(
+                f"The file holds several sets of weights ({', '.join(known)}); those under {chosen!r} are used. "
+                f"Choose others with key= (--key)."
+            )
+        else:
+            notes.append(f"The weights are those under {chosen!r} in the file.")
+        saved, key = saved[chosen], None
+    if key is not None:
+        raise TensorMismatch(f"{path} holds its tensors at the top level, not under {key!r}; leave key= (--key) out.")
+    if not isinstance(saved, Mapping):
+        raise TensorMismatch(f"Expected a state dict; {path} holds {_kind(saved)}")
     if odd := [str(name) for name, value in saved.items() if not isinstance(value, Tensor)]:
         raise TensorMismatch(
             f"Expected only tensors; {path} also holds {odd[0]!r}, which is not one. Save the state dict alone."
         )
-    tensors = {str(name): tensor for name, tensor in saved.items()}
-    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), ""):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+    return {str(name): tensor for name, tensor in saved.items()}
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(v, Tensor) or _holds_tensors(v) for v in value.values())
+
+
+def _kind(saved: Any) -> str:
+    keys = f" of {', '.join(map(str, list(saved)[:4]))}" if isinstance(saved, Mapping) and saved else ""
+    return f"a {type(saved).__name__}{keys}. Save model.state_dict()."
 
 
 def _write_safetensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:

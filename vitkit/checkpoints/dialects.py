@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,33 +16,90 @@ from vitkit.checkpoints.dinov2 import DINOV2, DINOV2_HF
 from vitkit.checkpoints.google import GOOGLE
 from vitkit.checkpoints.huggingface import HUGGINGFACE
 from vitkit.checkpoints.native import NATIVE
-from vitkit.checkpoints.rules import Dialect, check, complete_positions
+from vitkit.checkpoints.rules import REFUSED, Dialect, check, complete_positions, few, refuse
 from vitkit.checkpoints.timm import TIMM
 from vitkit.checkpoints.torchvision import TORCHVISION
-from vitkit.errors import UnknownDialect, pick
+from vitkit.errors import CannotExpress, UnknownDialect, pick
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
 
+# What wrappers put in front of names.
+PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder."),
+    *("vit.", "deit.", "ijepa.", "student.", "teacher."),
+)
+TORCH_ENCODER = re.compile(r"layers\.\d+\.self_attn\.in_proj_")
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect for dialect in (NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE)
 }
 
 
-def recognise(names: Iterable[str]) -> Dialect:
-    """Return the dialect of a file, given the names of its tensors.
+def recognise(names: Iterable[str], origin: str = "") -> Dialect:
+    """Return the dialect of a file.
+
+    Args:
+        names: the names of its tensors.
+        origin: what else is known about the file, for the message.
 
     Raises:
-        UnknownDialect: no dialect recognises them; the message shows some of them.
+        CannotExpress: the names reveal an architecture that vitkit does not support.
+        UnknownDialect: no dialect recognises the names; the message shows those that do not fit the closest one.
     """
     names = list(names)
     for dialect in DIALECTS.values():
         if dialect.recognises(names):
             return dialect
-    shown = ", ".join(repr(str(name)) for name in names[:4]) or "none at all"
+    for name in names:
+        refuse(name, REFUSED)
+    closest = max(DIALECTS.values(), key=lambda dialect: sum(dialect.fits(name) for name in names))
+    odd = [name for name in names if not closest.fits(name)]
+    lacking = [name for name in closest.signature if name not in {closest.spelled(name) for name in names}]
+    what = f"{few(odd)} {'do' if len(odd) > 1 else 'does'} not fit" if odd else f"{few(lacking)} is missing"
     raise UnknownDialect(
-        f"No dialect recognises these tensor names: {shown}{', ...' if len(names) > 4 else ''}. "
-        f"Expected a Vision Transformer of one of: {', '.join(DIALECTS)}."
+        f"Expected the tensor names of a Vision Transformer in one of the dialects {', '.join(DIALECTS)}; this file"
+        f"{origin} has none of them. "
+        + (f"In {closest.name}, the closest, {what}. " if len(odd) < len(names) else f"Its names: {few(odd)}. ")
+        + "If it is such a model, rename its tensors (rename=, --rename)."
     )
+
+
+def identify(
+    names: Mapping[str, str], among: Iterable[Dialect], origin: str, notes: list[str]
+) -> tuple[Dialect, dict[str, str]]:
+    """Find the dialect of a file, ignoring the prefixes that wrappers put in front of its names.
+
+    Args:
+        names: each tensor's name in the file -> its name, which may be a new one.
+        among: the dialects to consider.
+        origin: what else is known about the file, for messages.
+        notes: receives a sentence if a prefix was removed.
+
+    Returns:
+        The dialect, and the names without the prefix.
+
+    Raises:
+        CannotExpress, UnknownDialect: see `recognise`.
+    """
+    among, bare, removed = list(among), dict(names), ""
+    if torch_encoder := next((name for name in bare.values() if TORCH_ENCODER.search(name)), None):
+        raise CannotExpress(
+            f"This file comes from torch.nn.TransformerEncoder (tensor {torch_encoder!r}), whose names do not tell "
+            f"pre-norm from post-norm, PyTorch's default, so the model cannot be known. If it was built with "
+            f"norm_first=True, rename its tensors to those of a dialect (rename=, --rename)."
+        )
+    while not (found := [dialect for dialect in among if dialect.recognises(bare.values())]):
+        shorter = {p: {old: new.removeprefix(p) for old, new in bare.items()} for p in PREFIXES}
+        shorter = {p: new for p, new in shorter.items() if new != bare and len(set(new.values())) == len(new)}
+        known = [p for p in shorter if any(dialect.recognises(shorter[p].values()) for dialect in among)]
+        shared = [p for p in shorter if all(name.startswith(p) for name in bare.values())]
+        if not known and not shared:
+            found = [recognise(bare.values(), origin)]
+            break
+        prefix = (known or shared)[0]
+        bare, removed = shorter[prefix], removed + prefix
+    if removed:
+        notes.append(f"The prefix {removed!r} was removed from the names of the tensors.")
+    return found[0], bare
 
 
 class _NoFilling(TorchFunctionMode):

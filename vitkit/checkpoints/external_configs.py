@@ -6,14 +6,14 @@ does not have are kept under `vitkit` in config.json.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.errors import CannotExpress, ConfigError, UnreadableFile
-from vitkit.model.config import InputSpec, ViTConfig, variant
+from vitkit.checkpoints import architectures
+from vitkit.errors import CannotExpress, UnreadableFile
+from vitkit.model.config import InputSpec, ViTConfig
 
 SAME = (
     "hidden_size",
@@ -44,16 +44,36 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+POOLS = {"token": "cls", "avg": "mean"}  # timm's global_pool
+# Arguments of timm's models that the tensors or this file show, or that do not change what a trained model computes.
+KNOWN_ARGUMENTS = {
+    *(
+        "num_heads",
+        "global_pool",
+        "num_classes",
+        "in_chans",
+        "img_size",
+        "patch_size",
+        "embed_dim",
+        "depth",
+        "mlp_ratio",
+    ),
+    *("class_token", "reg_tokens", "no_embed_class", "qkv_bias", "init_values", "fc_norm", "weight_init"),
+    *("dynamic_img_size", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
+}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 Fields = dict[str, Any]
 
 
-def read_json(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None) -> tuple[Fields, Fields]:
+def read_json(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None, notes: list[str]
+) -> tuple[Fields, Fields]:
     """Read the JSON files in a checkpoint's folder.
 
     Args:
         config: the parsed config.json, transformers' or timm's.
         preprocessor: the parsed preprocessor_config.json; None without one.
+        notes: receives a sentence for each assumption.
 
     Returns:
         Fields of ViTConfig, and fields of InputSpec.
@@ -63,8 +83,10 @@ def read_json(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None)
         CannotExpress: an architecture that the model does not have.
     """
     try:
-        return _read_timm(config) if "architecture" in config else _read_transformers(config, preprocessor)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        if "architecture" in config:
+            return _read_timm(config, notes)
+        return _read_transformers(config, preprocessor)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UnreadableFile(f"config.json cannot be understood ({error!r}); correct or remove it.") from None
 
 
@@ -131,28 +153,45 @@ def unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names))
 
 
-def _read_timm(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    cfg = values.get("pretrained_cfg") or values
-    fields: Fields = {}
-    with contextlib.suppress(ConfigError):  # an architecture without a row: the width tells the heads
-        fields["num_attention_heads"] = variant(str(values["architecture"])).num_attention_heads
+def _read_timm(values: Mapping[str, Any], notes: list[str]) -> tuple[Fields, Fields]:
+    cfg, name = values.get("pretrained_cfg") or values, str(values["architecture"])
+    fields = architectures.facts(name, values.get("num_features"))
+    arguments = dict(values.get("model_args") or {})
+    if "num_heads" in arguments:
+        fields["num_attention_heads"] = arguments["num_heads"]
+    if odd := sorted(set(arguments) - KNOWN_ARGUMENTS):
+        raise CannotExpress(
+            f"config.json changes the architecture {name!r} by model_args {', '.join(odd)}, which vitkit does not "
+            f"support."
+        )
+    if "hidden_act" not in fields:
+        notes.append(
+            f"config.json names the architecture {name!r}, which vitkit does not know; timm's usual numerics are "
+            f"assumed (exact GELU, layer_norm_eps 1e-6)."
+        )
     if "num_classes" in values:
         fields["num_classes"] = values["num_classes"]
     spec: Fields = {}
     if size := cfg.get("input_size"):
-        fields |= {"num_channels": size[0], "image_size": tuple(size[1:])}
-        spec["size"] = tuple(size[1:])
-    if values.get("global_pool") == "avg":
-        fields["pool"] = "mean"
-    if values.get("global_pool") == "map":
-        raise CannotExpress("config.json has global_pool='map': a MAP head, which vitkit does not support.")
+        side = arguments.get("img_size", tuple(size[1:]))
+        spec["size"] = fields["image_size"] = (side, side) if isinstance(side, int) else tuple(side)
+        fields["num_channels"] = arguments.get("in_chans", size[0])
+    pool = arguments.get("global_pool", values.get("global_pool", "token"))
+    if pool not in POOLS:
+        what = "a MAP head" if pool == "map" else "a way of pooling"
+        raise CannotExpress(f"config.json has global_pool={pool!r}: {what} that vitkit does not support.")
+    if "global_pool" in arguments or "global_pool" in values:
+        fields["pool"] = POOLS[pool]
     spec |= {name: tuple(cfg[name]) for name in ("mean", "std") if name in cfg}
     if cfg.get("interpolation") in RESAMPLE.values():
         spec["interpolation"] = cfg["interpolation"]
-    if cfg.get("crop_mode", "center") == "squash":
+    mode, crop = cfg.get("crop_mode", "center"), float(cfg.get("crop_pct", 1.0))
+    if mode == "squash":
         spec |= {"resize": "squash", "crop": 1.0}
-    elif "crop_pct" in cfg:
-        spec |= {"resize": "crop", "crop": float(cfg["crop_pct"])}
+        if crop != 1.0:
+            notes.append(f"timm resizes to {crop:g} of the input size and crops; vitkit resizes to the input size.")
+    elif mode == "center" and "crop_pct" in cfg:
+        spec |= {"resize": "crop", "crop": crop}
     names = cfg.get("label_names") or values.get("label_names") or ()
     if names:
         spec["class_names"] = unique(tuple(str(name) for name in names))

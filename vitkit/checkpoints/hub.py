@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from vitkit.errors import HubError, MissingDependency
 
@@ -22,7 +27,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         HubError: it could not be fetched; says what to download and where to put it.
     """
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
@@ -35,11 +40,13 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
     except ImportError:
         raise MissingDependency("Hub ids need huggingface_hub: pip install huggingface_hub") from None
 
+    offline = constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT)
+
     def get(file: str) -> Path | None:
         """Return the path of one file; None if the repository lacks it, or if that cannot be known offline."""
         try:
-            # after one unreachable file ask the cache only: the client retries each for a long time
-            return Path(hf_hub_download(name, file, revision=revision, local_files_only=bool(unreachable)))
+            # ask only the cache once the hub is known to be out of reach: the client retries for a long time
+            return Path(hf_hub_download(name, file, revision=revision, local_files_only=offline or bool(unreachable)))
         except LocalEntryNotFoundError:  # offline, or no network: it may still exist
             unreachable.append(file)
         except EntryNotFoundError:
@@ -78,6 +85,26 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         raise HubError(_by_hand(name, revision, "is not in the cache, and offline mode is on")) from None
     except OSError as error:  # the client's network errors are all of this kind
         raise HubError(_by_hand(name, revision, f"could not be fetched ({type(error).__name__})")) from None
+
+
+def reachable(url: str, seconds: float = 1.0) -> bool:
+    """Whether a connection to a URL, or to the proxy for it, opens in time."""
+    parts = urlsplit(url)
+    proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+    host = urlsplit(proxy) if proxy else parts
+    address = host.hostname or "", host.port or (443 if host.scheme == "https" else 80)
+    opened: list[bool] = []
+
+    def connect() -> None:
+        with contextlib.suppress(OSError):
+            socket.create_connection(address, timeout=seconds).close()
+            opened.append(True)
+
+    # in a thread, because looking up a name has no time limit of its own
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(opened)
 
 
 def _by_hand(name: str, revision: str | None, what: str) -> str:

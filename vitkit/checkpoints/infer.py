@@ -35,6 +35,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         TensorMismatch: a tensor that every model has is missing.
         ConfigError: something cannot be inferred and must be given.
     """
+    _refuse_other_architectures(state, dialect)
     kernel, rows = (
         _needed(state, name, rank, dialect)
         for name, rank in (("patch_embedding.projection.weight", 4), ("positions.table", 3))
@@ -74,8 +75,8 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         )
     fields |= {name: value for name, value in stated.items() if value is not None}
     if "num_attention_heads" not in fields:
-        fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(D, L, notes)
-    if "image_size" not in stated:
+        fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(fields, notes)
+    if "image_size" not in stated or _whole_patches(fields, given):
         fields["image_size"] = _image_size(rows.shape[1], fields, given.get("image_size"), notes)
     try:
         return ViTConfig(**fields)
@@ -83,28 +84,69 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         raise ConfigError(f"The JSON next to the weights is not a valid configuration ({error}).") from None
 
 
+def _refuse_other_architectures(state: Mapping[str, Tensor], dialect: Dialect) -> None:
+    """Refuse models whose tensors have the usual names but not the usual shapes or number."""
+
+    def refuse(what: str, ours: str) -> None:
+        raise CannotExpress(
+            f"This checkpoint has {what}, which vitkit does not support: see {dialect.in_file(ours)!r}."
+        )
+
+    fc1, fc2 = (state.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
+    if fc1 is not None and fc2 is not None and fc1.dim() == fc2.dim() == 2 and fc1.shape[0] == 2 * fc2.shape[1]:
+        refuse("an MLP whose first layer is twice as wide as its second takes (SwiGLU)", "blocks.0.mlp.fc1.weight")
+    norms = [name for name in state if re.search(r"norm\d?\.weight$", name)]
+    if norms and not any(name.replace("weight", "bias") in state for name in norms):
+        refuse("norms without a bias (RMSNorm)", norms[0])
+    if "blocks.0.norm1.weight" in state and not {"norm.weight", "norm.bias"} & set(state):
+        refuse("no LayerNorm after the last block (Eq. 4)", "norm.weight")
+
+
 def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:
     if name not in state:
-        raise TensorMismatch(f"The file lacks {dialect.in_file(name)!r}, which every model has; it is incomplete.")
+        why = "it is incomplete"
+        if name == "positions.table":
+            why += ", or its positions are rotary, relative or fixed, which vitkit does not support"
+        raise TensorMismatch(f"Expected a tensor {dialect.in_file(name)!r}; the file lacks it: {why}.")
     if state[name].dim() != rank:
         raise TensorMismatch(f"Expected {dialect.in_file(name)!r} to have {rank} axes; got {list(state[name].shape)}.")
     return state[name]
 
 
-def _heads(D: int, L: int, notes: list[str]) -> int:
-    for shape in SHAPES.values():
-        if (shape["hidden_size"], shape["num_hidden_layers"]) == (D, L):
-            return shape["num_attention_heads"]
-    if D % 64 == 0:
-        notes.append(
-            f"The file does not state its number of heads, and no variant has width {D} and {L} layers; "
-            f"{D // 64} heads of width 64 are assumed. Give num_attention_heads= if that is wrong."
-        )
-        return D // 64
+def _heads(fields: Fields, notes: list[str]) -> int:
+    """Return the heads of the published variant with the same width, depth and MLP; tensors do not tell them."""
+    shape = ("hidden_size", "num_hidden_layers", "intermediate_size")
+    for size, row in SHAPES.items():
+        if all(row[name] == fields[name] for name in shape):
+            heads: int = row["num_attention_heads"]
+            notes.append(
+                f"The file does not state its number of heads; {heads} are assumed, as in vit-{size}, which has the "
+                f"same width, depth and MLP. Give num_attention_heads= (--heads) if it has another number."
+            )
+            return heads
+    width, depth, mlp = (fields[name] for name in shape)
     raise ConfigError(
-        f"The file does not state its number of heads, no variant has width {D} and {L} layers, and "
-        f"{D} is not a multiple of 64; give num_attention_heads=."
+        f"The file does not state its number of heads, and no published variant has width {width}, {depth} layers and "
+        f"an MLP of {mlp}; give num_attention_heads= (--heads)."
     )
+
+
+def _whole_patches(fields: Fields, given: Fields) -> bool:
+    """Whether to take the image size from the positions, because the stated one cuts a patch.
+
+    timm ignores the pixels on the right and at the bottom that do not fill a patch; the user has to agree.
+    """
+    P, size = fields["patch_size"], pair(fields["image_size"])
+    if fields.get("pad_input") or not any(side % P for side in size):
+        return False
+    whole = tuple(side - side % P for side in size)
+    if "image_size" not in given:
+        raise ConfigError(
+            f"Expected an image size that is a multiple of the patch size {P}; this file states {size[0]} x {size[1]}, "
+            f"of which its library ignores all but {whole[0]} x {whole[1]}. Give image_size={whole} (--image-size "
+            f"{whole[0]}x{whole[1]}) to load it for images of that size."
+        )
+    return True
 
 
 def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int | tuple[int, int]:

@@ -1,13 +1,14 @@
 """How public checkpoints expect images to be prepared. Wrong statistics cost more accuracy than anything else here.
 
-KNOWN is searched by hub id and file name; the first match counts. DEFAULTS is what each dialect's library does, for
-checkpoints that are not in KNOWN; using it always leaves a note.
+KNOWN is matched from the start of the hub id or the file name; the first match counts. DEFAULTS is what each dialect's
+library does, for checkpoints that are not in KNOWN; using it always leaves a note.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -25,7 +26,7 @@ class Known:
     """The preprocessing of a family of public checkpoints.
 
     Args:
-        pattern: regular expression that their hub ids or file names contain.
+        pattern: regular expression that their hub ids or file names begin with.
         spec: fields of InputSpec.
         source: where this is documented.
     """
@@ -38,13 +39,13 @@ class Known:
 _TIMM = "timm/models/vision_transformer.py, default_cfgs"
 _TORCHVISION = "torchvision/models/vision_transformer.py, the weights' transforms"
 KNOWN: tuple[Known, ...] = (
-    Known(r"patch14_(reg4_)?dinov2\.lvd142m", IMAGENET | _crop(1.0), _TIMM),
+    Known(r"(timm/)?vit_\w+_patch14_(reg4_)?dinov2\.lvd142m", IMAGENET | _crop(1.0), _TIMM),
     Known(
-        r"facebook/dinov2-|dinov2_vit\w+14",
+        r"facebook/dinov2-|dinov2_vit[slbg]14_(reg4_)?pretrain",
         IMAGENET | _crop(224 / 256),
         "facebook/dinov2-base, preprocessor_config.json; github.com/facebookresearch/dinov2, data/transforms.py",
     ),
-    Known(r"vit_\w+_patch\d+_224\.dino\b|vit_\w+_patch\d+_224\.mae\b", IMAGENET | _crop(0.9), _TIMM),
+    Known(r"(timm/)?vit_\w+_patch\d+_224\.(dino|mae)\b", IMAGENET | _crop(0.9), _TIMM),
     Known(
         r"dino_(deit|vit)\w*_pretrain", IMAGENET | _crop(224 / 256), "github.com/facebookresearch/dino, eval_linear.py"
     ),
@@ -53,21 +54,21 @@ KNOWN: tuple[Known, ...] = (
         IMAGENET | _crop(224 / 256),
         "github.com/facebookresearch/mae, main_linprobe.py, util/datasets.py",
     ),
-    Known(r"deit3?_\w+_patch\d+_384", IMAGENET | _crop(1.0), "timm/models/deit.py, default_cfgs"),
-    Known(r"deit3?_\w+_patch\d+_224\.fb|timm/deit", IMAGENET | _crop(0.9), "timm/models/deit.py, default_cfgs"),
+    Known(r"(timm/)?deit3?_\w+_patch\d+_384\.fb_", IMAGENET | _crop(1.0), "timm/models/deit.py, default_cfgs"),
+    Known(r"(timm/)?deit3?_\w+_patch\d+_224\.fb_", IMAGENET | _crop(0.9), "timm/models/deit.py, default_cfgs"),
     Known(
-        r"deit_(tiny|small|base)_patch16_224-|deit_3_",
+        r"deit_(tiny|small|base)_patch16_224-[0-9a-f]{8}\.pth|deit_3_\w+_224_\w+\.pth",
         IMAGENET | _crop(224 / 256),
         "github.com/facebookresearch/deit, datasets.py",
     ),
-    Known(r"vit_\w+_patch\d+_384\.(augreg|orig)", HALF | _crop(1.0), _TIMM),
-    Known(r"vit_\w+_patch\d+_\d+\.(augreg|orig|sam)", HALF | _crop(0.9), _TIMM),
-    Known(r"vit_[blh]_\d+(_lc)?_swag", IMAGENET | _crop(1.0), _TORCHVISION),
+    Known(r"(timm/)?vit_\w+_patch\d+_384\.(augreg|orig)", HALF | _crop(1.0), _TIMM),
+    Known(r"(timm/)?vit_\w+_patch\d+_\d+\.(augreg|orig|sam)", HALF | _crop(0.9), _TIMM),
+    Known(r"vit_[blh]_\d+(_lc)?_swag-[0-9a-f]{8}\.pth", IMAGENET | _crop(1.0), _TORCHVISION),
     Known(r"vit_l_16-852ce7e3", IMAGENET | _crop(224 / 242, "bilinear"), _TORCHVISION),
     Known(r"vit_(b_16-c867db91|b_32-d86f8d99|l_32-c7638314)", IMAGENET | _crop(224 / 256, "bilinear"), _TORCHVISION),
     Known(r"google/vit-", HALF | SQUASH, "google/vit-base-patch16-224, preprocessor_config.json"),
     Known(
-        r"(Ti|S|B|L|H)_(8|14|16|32)(-|_|\.npz)|imagenet21k.*ViT-",
+        r"(Ti|S|B|L|H)_(8|14|16|32)(-[^/]*)?\.npz|(imagenet21k[^/]*[/_])?ViT-[BLH]_(14|16|32)(-224)?\.npz",
         HALF | SQUASH,
         "github.com/google-research/vision_transformer, vit_jax/input_pipeline.py",
     ),
@@ -86,5 +87,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect
 
 
 def preprocessing(*names: str) -> Known | None:
-    """Return the first row of KNOWN that matches one of the names (a hub id, a file name), or None."""
-    return next((row for row in KNOWN for name in names if re.search(row.pattern, name)), None)
+    """Return the first row of KNOWN that matches one of the names (a hub id, a path, a file name), or None."""
+    starts = dict.fromkeys(start for name in names for start in (name, Path(name).name))
+    return next((row for row in KNOWN for start in starts if re.match(row.pattern, start)), None)

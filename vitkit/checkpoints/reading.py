@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import containers, external_configs, preprocessing_presets, sidecar
-from vitkit.checkpoints.dialects import DIALECTS, recognise, skeleton
+from vitkit.checkpoints import architectures, containers, external_configs, preprocessing_presets, sidecar
+from vitkit.checkpoints.dialects import DIALECTS, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
-from vitkit.checkpoints.rules import Dialect, check, complete_positions
+from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
 from vitkit.errors import ConfigError, TensorMismatch, nearest, pick
 from vitkit.model.config import NUMERICS, InputSpec, ViTConfig, variant_of
@@ -57,6 +58,8 @@ class Checkpoint:
         unused: names of tensors that are accounted for but not used.
         notes: what was assumed or changed, one sentence each.
         extra: free-form strings of a native file.
+        names: each name in the file -> the name that its dialect knows, without prefixes and as renamed.
+        key: where in the file the weights are.
     """
 
     files: Files
@@ -68,6 +71,13 @@ class Checkpoint:
     unused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    key: str | None = None
+
+    def raw(self) -> dict[str, Tensor]:
+        """Return the tensors as they are in the file, under the names that its dialect knows."""
+        tensors = containers.read(self.files.weights, key=self.key)[0]
+        return {new: tensors[old] for old, new in self.names.items()} or tensors
 
 
 def load(
@@ -75,6 +85,8 @@ def load(
     *,
     dialect: str | None = None,
     revision: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    key: str | None = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     **overrides: Any,
@@ -86,6 +98,10 @@ def load(
             (`google/vit-base-patch16-224`).
         dialect: a row of DIALECTS (default: recognised from the names of the tensors).
         revision: branch, tag or commit on the hub (default: the main branch).
+        rename: new names for tensors, regular expression -> replacement, applied in order as by `re.sub`; a tensor
+            whose name becomes empty is left out.
+        key: where a PyTorch file that holds more than weights keeps them, such as `student` (default: a teacher or an
+            average before the rest).
         dtype: data type of the weights (default: that of the file).
         device: where the weights go (default: the CPU).
         overrides: changes (`image_size`, `num_channels`, `num_classes`), facts that the file does not state
@@ -96,7 +112,7 @@ def load(
         CheckpointError: the file cannot be read, or does not hold such a model; the message says why.
         ConfigError: an override that is unknown or does not fit.
     """
-    checkpoint = open_checkpoint(source, dialect=dialect, revision=revision, **overrides)
+    checkpoint = open_checkpoint(source, dialect=dialect, revision=revision, rename=rename, key=key, **overrides)
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
     return build(checkpoint, dtype, device)
@@ -123,21 +139,32 @@ def build(
 
 
 def open_checkpoint(
-    source: str | Path, *, dialect: str | None = None, revision: str | None = None, **overrides: Any
+    source: str | Path,
+    *,
+    dialect: str | None = None,
+    revision: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    key: str | None = None,
+    **overrides: Any,
 ) -> Checkpoint:
     """Read a source and say what it holds, without building a model. The arguments are those of `load`."""
     of_model, of_input = _split(overrides)
     row = pick(DIALECTS, dialect, "dialect") if dialect is not None else None
-    files = find(source, revision)
-    tensors, metadata = containers.read(files.weights)
+    files, notes = find(source, revision), list[str]()
+    tensors, metadata = containers.read(files.weights, key=key, notes=notes)
     described = sidecar.understand(metadata.get("vitkit", "")) if dialect in (None, "native") else None
     if described is not None:  # a native file says everything itself
         config, spec, extra = described
         found = Checkpoint(files, DIALECTS["native"], config, spec, tensors, len(tensors), extra=extra)
     else:
-        found = _translated(files, row or recognise(tensors), tensors, of_model, of_input)
         if "vitkit" in metadata:
-            found.notes.insert(0, "The file's own description cannot be read by this version; it is ignored.")
+            notes.append("The file's own description cannot be read by this version; it is ignored.")
+        architectures.refuse(str((files.config or {}).get("architecture", "")))
+        names = _renamed(tensors, rename, notes) if rename else {name: name for name in tensors}
+        row, names = identify(names, [row] if row else DIALECTS.values(), _origin(files), notes)
+        state, hints, unused = _translated(files, row, tensors, names, notes)
+        config, spec = _understood(files, row, state, hints, of_model, of_input, notes)
+        found = Checkpoint(files, row, config, spec, state, len(tensors), unused, notes, names=names, key=key)
     if odd := [name for name, tensor in found.state.items() if not tensor.is_floating_point()]:
         raise TensorMismatch(
             f"Expected floating-point weights; {found.dialect.in_file(odd[0])!r} is {found.state[odd[0]].dtype}. "
@@ -162,57 +189,100 @@ def _split(overrides: Fields) -> tuple[Fields, Fields]:
     return of_model, {name: value for name, value in overrides.items() if name not in of_model}
 
 
+def _renamed(names: Iterable[str], rename: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Apply the user's table; return each name in the file -> its new name, without the tensors it leaves out."""
+    result = {name: name for name in names}
+    for pattern, replacement in rename.items():
+        try:
+            changed = {old: re.sub(pattern, replacement, new) for old, new in result.items()}
+        except re.error as error:
+            raise ConfigError(f"rename must map regular expressions; {pattern!r} is not valid: {error}.") from None
+        if changed == result:
+            raise ConfigError(
+                f"rename must map names in the file; none of them contains {pattern!r}. They are {few(list(result))}."
+            )
+        result = changed
+    if left_out := [old for old, new in result.items() if not new]:
+        notes.append(f"rename leaves out {len(left_out)} tensors: {few(left_out)}.")
+    return {old: new for old, new in result.items() if new}
+
+
+def _origin(files: Files) -> str:
+    """Quote what config.json says about where a file comes from."""
+    said = {name: files.config.get(name) for name in ("model_type", "architecture")} if files.config else {}
+    return "".join(f" (config.json: {name} {value!r})" for name, value in said.items() if value)
+
+
 def _translated(
-    files: Files, row: Dialect, tensors: dict[str, Tensor], of_model: Fields, of_input: Fields
-) -> Checkpoint:
-    """Read a file of another library, or one whose description is lost.
+    files: Files, row: Dialect, tensors: dict[str, Tensor], names: dict[str, str], notes: list[str]
+) -> tuple[dict[str, Tensor], Fields, list[str]]:
+    """Translate the tensors of a file; return them, the fields that their names reveal, and the unused ones."""
+    if (pieces := [old for old, new in names.items() if row.pieces([new])]) and (
+        ".safetensors" in files.weights.suffixes
+    ):
+        # These are copied into our tensors. Read through a mapping of their own, which is released with them, they
+        # are not in memory twice.
+        tensors = tensors | containers.read(files.weights, pieces)[0]
+    state, hints, unused = row.read({new: tensors[old] for old, new in names.items()})
+    if unused:
+        notes.append(f"{len(unused)} tensors in the file are not part of the model and are ignored: {few(unused)}.")
+    return state, hints, unused
+
+
+def _understood(
+    files: Files,
+    row: Dialect,
+    state: dict[str, Tensor],
+    hints: Fields,
+    of_model: Fields,
+    of_input: Fields,
+    notes: list[str],
+) -> tuple[ViTConfig, InputSpec]:
+    """Find the configuration and the InputSpec of a file that does not describe itself.
 
     Args:
         files: where it is.
         row: its dialect.
-        tensors: everything it holds.
+        state: tensors by the model's names; their positions are brought into the model's form.
+        hints: fields that the names of the tensors reveal.
         of_model: the user's overrides; heads and image size may be needed to understand the file.
-        of_input: the user's overrides; may receive class names that fit the number of classes asked for.
+        of_input: the user's overrides; receives the stated class names if they fit the number of classes asked for.
+        notes: receives a sentence for each assumption.
     """
-    notes, count = list[str](), len(tensors)
-    if (pieces := row.pieces(tensors)) and ".safetensors" in files.weights.suffixes:
-        # These are copied into our tensors. Read through a mapping of their own, which is released with them, they
-        # are not in memory twice.
-        tensors |= containers.read(files.weights, pieces)[0]
-    state, hints, unused = row.read(tensors)
-    if unused:
-        notes.append(
-            f"{len(unused)} tensors in the file are not part of the model and are ignored: "
-            f"{', '.join(unused[:4])}{', ...' if len(unused) > 4 else ''}."
-        )
     stated, prepared = hints, Fields()
     if (found := sidecar.read(files.weights, notes)) is not None:
         stated, prepared = stated | vars(found[0]), dict(vars(found[1]))
     preset = preprocessing_presets.preprocessing(files.label, files.weights.name)
     if files.config is not None:
-        fields, prepared_there = external_configs.read_json(files.config, files.preprocessor)
+        fields, prepared_there = external_configs.read_json(files.config, files.preprocessor, notes)
         stated, prepared = stated | fields, prepared | prepared_there
     elif found is None and preset is None:
         numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
         notes.append(f"The file does not state its numerics; those of {row.name} are assumed ({numerics}).")
     config = infer(state, row, stated, of_model, notes)
     complete_positions(state, config)
-    if "mean" not in prepared:
-        usual = preset.spec if preset is not None else preprocessing_presets.DEFAULTS[row.name]
-        prepared = usual | prepared
-        if preset is None and not {"mean", "std"} <= set(of_input) and "input_spec" not in of_input:
-            mean, std = ("/".join(f"{value:g}" for value in prepared[name]) for name in ("mean", "std"))
-            notes.append(
-                f"The file does not state how its images were prepared; that of {row.name} is assumed (mean {mean}, "
-                f"std {std}). Give mean= and std= (--mean, --std) if it was different: wrong values cost much accuracy."
-            )
+    usual = preset.spec if preset is not None else preprocessing_presets.DEFAULTS[row.name]
+    if of_input.get("resize") == "squash":
+        prepared["crop"] = 1.0
+    assumed = [name for name in usual if name not in prepared and name not in of_input]
+    if preset is None and assumed and "input_spec" not in of_input:
+        values = ", ".join(f"{name} {_shown(usual[name])}" for name in assumed)
+        notes.append(
+            f"The file does not state how its images were prepared; {row.name}'s usual way is assumed: {values}. If it "
+            f"was different, give {'=, '.join(assumed)}= ({', '.join(f'--{name}' for name in assumed)}): wrong values "
+            f"lower the accuracy."
+        )
+    prepared = usual | prepared
     names = prepared.get("class_names", ())
     if len(names) != config.num_classes:
         if names and len(names) == of_model.get("num_classes"):
             of_input.setdefault("class_names", names)
         prepared.pop("class_names", None)
-    spec = _input_spec(config, {"size": config.image_hw, **prepared})
-    return Checkpoint(files, row, config, spec, state, count, unused, notes)
+    return config, _input_spec(config, {"size": config.image_hw, **prepared})
+
+
+def _shown(value: Any) -> str:
+    return "/".join(f"{part:g}" for part in value) if isinstance(value, tuple) else str(value)
 
 
 def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoint:

@@ -98,6 +98,8 @@ REFUSED: dict[str, str] = {
     r"norm_pre\.|ln_pre\.|pre_layrnorm": "a LayerNorm before the first block (CLIP)",
     r"post_?norm|norm\d?_post|ln_post": "LayerNorms after the branches (post-norm)",
     r"attn\.norm\.|mlp\.norm\.|[qk]_norm\.": "extra LayerNorms inside a block",
+    r"blocks\.\d+\.(attns|ffns|in_proj)\.": "parallel branches in a block",
+    r"\.lambda_[qk][12]$": "differential attention",
     r"rope|relative_position|rel_pos": "rotary or relative positions",
     r"attn\.[qv]_bias": "separate q and v biases (BEiT)",
     r"conv_root|gn_root|block\d+/unit|patch_embed\.backbone|embedder\.": "a ResNet stem (hybrid)",
@@ -150,6 +152,13 @@ class Dialect:
         patterns = [_pattern(piece) for rule in self.rules if len(rule.theirs) > 1 for piece in rule.theirs]
         return [name for name in names if any(pattern.fullmatch(self.spelled(name)) for pattern in patterns)]
 
+    def fits(self, name: str) -> bool:
+        """Whether a tensor of this name has a place in this dialect."""
+        spelled = self.spelled(name)
+        if _found(self.unused, spelled):
+            return True
+        return any(_pattern(piece).fullmatch(spelled) for rule in self.rules for piece in rule.theirs)
+
     def in_file(self, ours: str) -> str:
         """Return the name that this dialect gives to one of our tensors, for messages."""
         for rule in self.rules:
@@ -172,11 +181,7 @@ class Dialect:
             TensorMismatch: a tensor that no rule uses, or whose shape its rule cannot use.
         """
         for name in tensors:
-            if what := _found(self.refused, name):
-                raise CannotExpress(
-                    f"This checkpoint has {what}, which vitkit does not support: tensor {name!r}. "
-                    f"Use a checkpoint without it."
-                )
+            refuse(name, self.refused)
         spelled = {self.spelled(name): tensor for name, tensor in tensors.items()}
         if len(spelled) != len(tensors):
             names = [self.spelled(name) for name in tensors]
@@ -185,27 +190,33 @@ class Dialect:
                 f"under two names."
             )
         hints, left = self.hints(spelled), self.prepare(spelled)
-        found: Tensors = {}
+        found, there = Tensors(), set(left)
         for rule in self.rules:
             for i in dict.fromkeys(i for name in rule.theirs for i in _blocks(name, left)):
                 names = [name.replace("{i}", i) for name in rule.theirs]
                 if missing := [name for name in names if name not in left]:
-                    there = next(name for name in names if name in left)
-                    raise TensorMismatch(f"The file has {there!r} but lacks {_few(missing)}; it is incomplete.")
+                    if missing == names[1:2] and missing[0].endswith("bias") and not _blocks(rule.theirs[1], there):
+                        raise CannotExpress(
+                            f"This checkpoint has biases for queries and values but not for keys (BEiT), which vitkit "
+                            f"does not support: there is no {missing[0]!r}."
+                        )
+                    other = next(name for name in names if name in left)
+                    raise TensorMismatch(f"The file has {other!r} but lacks {few(missing)}; it is incomplete.")
                 parts = [left.pop(name) for name in names]
                 try:
                     found[rule.ours.replace("{i}", i)] = rule.form.read(*parts).contiguous()
                 except (RuntimeError, IndexError):
                     shapes = ", ".join(str(list(part.shape)) for part in parts)
                     raise TensorMismatch(
-                        f"{_few(names)} of shape {shapes} cannot be read as {rule.ours.replace('{i}', i)!r} in the "
+                        f"{few(names)} of shape {shapes} cannot be read as {rule.ours.replace('{i}', i)!r} in the "
                         f"{self.name} dialect."
                     ) from None
         unused = [name for name in left if _found(self.unused, name)]
         if extra := [name for name in left if name not in unused]:
             raise TensorMismatch(
-                f"The file holds {len(extra)} tensors that the {self.name} dialect has no place for: "
-                f"{_few(extra)}. Remove them, or name the right dialect."
+                f"Expected only tensors of the {self.name} dialect; the file holds {len(extra)} others: {few(extra)}. "
+                f"If they are part of this model, rename them (rename=, --rename); otherwise vitkit does not support "
+                f"its architecture."
             )
         return found, hints, unused
 
@@ -218,7 +229,7 @@ class Dialect:
                 for name, part in zip(rule.theirs, parts, strict=True):
                     result[name.replace("{i}", i)] = part
         if left:
-            raise CannotExpress(f"The {self.name} dialect has no place for {_few(list(left))}.")
+            raise CannotExpress(f"The {self.name} dialect has no place for {few(list(left))}.")
         return self.finish(result, config)
 
 
@@ -257,13 +268,13 @@ def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], diale
     if missing := [name for name in expected if name not in state]:
         raise TensorMismatch(
             f"The file lacks {len(missing)} of the model's {len(expected)} tensors: "
-            f"{_few([dialect.in_file(name) for name in missing])}. It is incomplete, or has another architecture than "
+            f"{few([dialect.in_file(name) for name in missing])}. It is incomplete, or has another architecture than "
             f"stated."
         )
     if extra := [name for name in state if name not in expected]:
         raise TensorMismatch(
             f"The file holds {len(extra)} tensors that the model as configured does not have: "
-            f"{_few([dialect.in_file(name) for name in extra])}."
+            f"{few([dialect.in_file(name) for name in extra])}."
         )
     for name, shape in expected.items():
         if state[name].shape != shape:
@@ -271,6 +282,14 @@ def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], diale
                 f"Expected {dialect.in_file(name)!r} to have shape {list(shape)} ({name}); got "
                 f"{list(state[name].shape)}. The file and its configuration do not belong together."
             )
+
+
+def refuse(name: str, patterns: Mapping[str, str]) -> None:
+    """Raise CannotExpress if a tensor of this name belongs to one of the architectures in `patterns`."""
+    if what := _found(patterns, name):
+        raise CannotExpress(
+            f"This checkpoint has {what}, which vitkit does not support: tensor {name!r}. Use a checkpoint without it."
+        )
 
 
 def _found(patterns: Mapping[str, str], name: str) -> str:
@@ -298,6 +317,7 @@ def _blocks(template: str, names: AbstractSet[str] | Mapping[str, Tensor]) -> li
     return [match["i"] for name in list(names) if (match := pattern.fullmatch(name))]
 
 
-def _few(names: Sequence[str], count: int = 4) -> str:
+def few(names: Sequence[str], count: int = 4) -> str:
+    """List the first names, and say how many more there are."""
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(repr(name) for name in names[:count]) + more

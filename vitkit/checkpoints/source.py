@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.checkpoints import hub
-from vitkit.errors import UnreadableFile
+from vitkit.errors import UnreadableFile, nearest
 
 # The names that transformers and timm give to weights in a folder, best first.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 RUN = ("best", "last", "ema")  # the checkpoints of a run folder; RUN@ema selects one of them
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+FOLDERS = ("runs", "checkpoints", "models", "weights", "data", "out", "output", "outputs")  # never owners on the hub
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,14 @@ def find(source: str | Path, revision: str | None = None) -> Files:
         UnreadableFile: no such file, or a folder without weights.
         HubError: a hub file that could not be fetched.
     """
+    place = str(Path(source).expanduser()) if str(source).startswith("~") else str(source)
     for finder in FINDERS.values():
-        if (files := finder(str(source), revision)) is not None:
+        if (files := finder(place, revision)) is not None:
             return files
+    folder = Path(place).parent
+    there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     raise UnreadableFile(
-        f"There is no file or folder {str(source)!r}, and it is not a hub id "
+        f"There is no file or folder {str(source)!r}{nearest(Path(place).name, there) or ','} and it is not a hub id "
         f"(owner/name, such as google/vit-base-patch16-224)."
     )
 
@@ -115,7 +119,10 @@ def _hub(source: str, revision: str | None) -> Files | None:
     if re.fullmatch(r"vit_\w+\.\w+", source):  # a timm name: its weights are on the hub under timm/
         source = f"timm/{source}"
     name, _, pinned = source.partition("@")
+    owner = name.partition("/")[0]
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).suffix in SUFFIXES:
+        return None
+    if owner in FOLDERS or Path(owner).exists() or pinned in RUN:  # a mistyped path, not a repository
         return None
     return with_json(hub.fetch(name, revision or pinned or None, WEIGHTS), name)
 

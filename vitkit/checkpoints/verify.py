@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import containers, external_configs
+from vitkit.checkpoints import external_configs
 from vitkit.checkpoints.dialects import skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.errors import CannotExpress
@@ -66,7 +66,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
         raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
     helpers = importlib.import_module("timm.models.vision_transformer")
     path, google = checkpoint.files.weights, checkpoint.dialect.name == "google"
-    raw = {} if google else containers.read(path)[0]
+    raw = {} if google else checkpoint.raw()
     reg = c.num_register_tokens
     model = timm.models.VisionTransformer(
         img_size=c.image_hw,
@@ -116,9 +116,7 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     pooler = {"add_pooling_layer": c.pre_logits} if kinds[beside["model_type"]] == "ViTModel" else {}
     model = (
         getattr(library, kinds[beside["model_type"]])
-        .from_pretrained(
-            None, config=config, state_dict=containers.read(files.weights)[0], dtype=torch.float32, **pooler
-        )
+        .from_pretrained(None, config=config, state_dict=checkpoint.raw(), dtype=torch.float32, **pooler)
         .eval()
     )
     resize = {"interpolate_pos_encoding": True} if beside["model_type"] == "vit" else {}
@@ -143,7 +141,7 @@ def _torchvision(checkpoint: Checkpoint) -> Any:
         num_classes=c.num_classes,
         representation_size=c.hidden_size if c.pre_logits else None,
     )
-    raw = containers.read(checkpoint.files.weights)[0]
+    raw = checkpoint.raw()
     model.load_state_dict(module.interpolate_embeddings(c.image_hw[0], c.patch_size, raw))
     return model.eval()
 

@@ -31,7 +31,7 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
         CannotExpress: the model has a property that the dialect has no place for.
         OutputError: the path cannot be written to; what was there is unchanged.
     """
-    row, path = pick(DIALECTS, dialect, "dialect"), Path(path)
+    row, path = pick(DIALECTS, dialect, "dialect"), Path(path).expanduser()
     if extra and dialect != "native":
         raise ConfigError(f"Only native files can hold extra=; got dialect {dialect!r}.")
     tensors = to_dialect(model, dialect)

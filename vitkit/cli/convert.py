@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import parse_numbers, parse_size
+from vitkit.cli.options import loads_weights
 
 
+@loads_weights
 def convert(
     source: Annotated[
         str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
@@ -36,32 +37,22 @@ def convert(
     num_classes: Annotated[
         int | None, typer.Option(help="Replace the head by a zero one with this many classes (default: keep it).")
     ] = None,
-    image_size: Annotated[
-        str | None, typer.Option(help="Resize positions to this image size: pixels or HEIGHTxWIDTH (default: keep it).")
-    ] = None,
-    num_attention_heads: Annotated[
-        int | None, typer.Option("--heads", help="Number of attention heads (default: what SOURCE states).")
-    ] = None,
-    mean: Annotated[
-        str | None,
+    rename: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Mean to subtract from pixels in 0..1, such as 0.5 or 0.485,0.456,0.406 (default: SOURCE's own)."
+            "--rename",
+            help="New name for tensors as OLD=NEW, OLD a regular expression; without NEW they are left out. Repeat for "
+            "several (default: keep the names).",
         ),
     ] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation to divide by (default: SOURCE's own).")] = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Convert a checkpoint from any dialect to any other, and verify the result."""
     from vitkit import checkpoints
 
-    overrides = {
-        "dialect": dialect,
-        "revision": revision,
-        "num_classes": num_classes,
-        "mean": parse_numbers(mean, "--mean"),
-        "std": parse_numbers(std, "--std"),
-        "image_size": parse_size(image_size),
-        "num_attention_heads": num_attention_heads,
-    }
+    table = {old: new for old, _, new in (part.partition("=") for part in rename or ())}
+    overrides |= {"dialect": dialect, "revision": revision, "num_classes": num_classes, "rename": table}
     model = checkpoints.convert(source, destination, to, **overrides)
     print(f"wrote {destination} ({to}, {sum(p.numel() for p in model.parameters()):,} parameters)")
     if not verify:

@@ -5,25 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import (
-    BadImages,
-    BatchSize,
-    Cache,
-    Device,
-    Features,
-    From,
-    ImageSize,
-    Mean,
-    Precision,
-    Std,
-    Workers,
-)
+from vitkit.cli.options import BadImages, BatchSize, Cache, Device, Features, From, Precision, Workers, loads_weights
 
 
+@loads_weights
 def embed(
     data: Annotated[str, typer.Argument(help="Data: a folder, a .csv, .parquet or .tar file, or kind:place.")],
     weights: From,
@@ -40,9 +29,8 @@ def embed(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    mean: Mean = None,
-    std: Std = None,
-    image_size: ImageSize = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Compute the features of a data set and cache them; cached features are not computed again."""
     from vitkit.cli import options as common
@@ -55,7 +43,7 @@ def embed(
         check(out)
     sources = job.parts_of(data, split)
     runtime = Runtime(device, precision)
-    model = common.load(weights, runtime, mean, std, image_size)
+    model = common.load(weights, runtime, overrides)
     choice = choose(features, model.config)
     kept = job.open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
     with common.counting("embedding", sum(map(len, sources.values())), show=runtime.main) as tick:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, ImageSize, Mean, Precision, Std, Weights, Workers
+from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, Precision, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.jobs.evaluate import Evaluation
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CLASSES = 30  # rows of the printed table; the files hold every class
 
 
+@loads_weights
 def evaluate(
     weights: Weights,
     data: Annotated[str, typer.Argument(help="Data: a folder, a .csv, .parquet or .tar file, or kind:place.")],
@@ -51,14 +52,14 @@ def evaluate(
             "the plain model).",
         ),
     ] = None,
-    mean: Mean = None,
-    std: Std = None,
-    image_size: ImageSize = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Evaluate a model: accuracy with its uncertainty, scores per class, confusion, calibration, worst errors."""
     from vitkit.cli import options as common
     from vitkit.errors import ConfigError
     from vitkit.jobs import evaluate as job
+    from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 
     if engine is not None and precision != "fp32":
@@ -69,8 +70,8 @@ def evaluate(
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
     runtime = Runtime(device, precision)
-    fast = job.ByEngine(common.load(weights, runtime, mean, std, image_size), engine) if engine is not None else None
-    model = fast or common.load_classifier(weights, runtime, mean, std, image_size)
+    fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
+    model = fast or open_model(weights, runtime.device, **overrides)
     how: dict[str, Any] = {"runtime": runtime, "batch_size": batch_size, "workers": workers, "bad_images": bad_images}
     with common.counting("evaluating", len(source) * (1 if fast is None else 2), show=runtime.main) as tick:
         found = job.evaluate(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import Device, ImageSize, Mean, Std, Weights
+from vitkit.cli.options import Device, Weights, loads_weights
 
 
+@loads_weights
 def explain(
     weights: Weights,
     images: Annotated[list[str], typer.Argument(help="Image files, folders or glob patterns.", metavar="IMAGE...")],
@@ -44,10 +45,9 @@ def explain(
             help="Also score each map against a random order of the patches, which is slow.",
         ),
     ] = False,
-    image_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
     device: Device = "auto",
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Show what a model looks at: predictions, attention, rollout, gradient-weighted rollout, similar patches."""
     from vitkit.cli import options as common
@@ -57,7 +57,7 @@ def explain(
     from vitkit.jobs.explain import summary
     from vitkit.runtime import Runtime
 
-    model = common.load(weights, Runtime(device, "fp32"), mean, std, image_size)
+    model = common.load(weights, Runtime(device, "fp32"), overrides)
     results = []
     with progress_bar("occlusion") as tell:
         for one in run(

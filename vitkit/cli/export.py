@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BadImages, BatchSize, ImageSize, Mean, Std, Weights, Workers
+from vitkit.cli.options import BadImages, BatchSize, Weights, Workers, loads_weights
 
 
+@loads_weights
 def export(
     weights: Weights,
     to: Annotated[str, typer.Option("--to", help="Format: onnx, openvino or openvino-int8.")],
@@ -27,7 +28,7 @@ def export(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="Part of the images to compare on (default: test, else val, else everything)."),
+        typer.Option("--split", help="Part of the images to compare on (default: the validation or test part)."),
     ] = None,
     merge: Annotated[
         int,
@@ -47,14 +48,13 @@ def export(
     bad_images: BadImages = "fail",
     batch_size: BatchSize = 32,
     workers: Workers = None,
-    mean: Mean = None,
-    std: Std = None,
-    image_size: ImageSize = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Export a model for another runtime and compare it with the plain model on your images.
 
-    You can pass the file to predict, eval and serve in place of weights. Exits with code 1 if the file is not as exact
-    as promised.
+    You can pass the file to predict, eval and serve in place of weights. The exit code is 1 if the difference exceeds
+    the promised tolerance.
     """
     from vitkit.errors import pick
     from vitkit.speed.exported import EXPORTS
@@ -64,7 +64,7 @@ def export(
     from vitkit.jobs import export as job
     from vitkit.runtime import Runtime
 
-    model = common.load(weights, Runtime("cpu"), mean, std, image_size)
+    model = common.load(weights, Runtime("cpu"), overrides)
     shown = job.images_for(images, weights, model, calibrate if row.calibrates else 0, report, split)
     total = 0 if shown.report is None else 2 * len(shown.report)
     with common.counting("comparing", total, show=bool(total)) as tick:

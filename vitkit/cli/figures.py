@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import Device, ImageSize, Mean, Std
+from vitkit.cli.options import Device, loads_weights
 
 
+@loads_weights
 def figures(
     weights: Annotated[
         str | None, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")
@@ -25,10 +26,9 @@ def figures(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("figures"),
     listed: Annotated[bool, typer.Option("--list", help="List the figures and exit.")] = False,
-    image_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
     device: Device = "auto",
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Draw Figures 6, 7, 10, 11 and 14 of the paper for a model, as PNG and SVG with their data."""
     from vitkit.cli.text import print_table
@@ -50,7 +50,7 @@ def figures(
     from vitkit.runtime import Runtime
 
     found = some_images(images, count)
-    model = common.load(weights, Runtime(device, "fp32"), mean, std, image_size)
+    model = common.load(weights, Runtime(device, "fp32"), overrides)
     if images is None:
         print("Using two sample photos. Mean attention distance needs about 128: give yours with --images.")
     for name, files in run(model, found, out, only=only):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import parse_size
+from vitkit.cli.options import loads_weights
 
 
+@loads_weights
 def inspect(
     source: Annotated[
         str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
@@ -21,23 +22,13 @@ def inspect(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit on the hub (default: the main branch).")
     ] = None,
-    image_size: Annotated[
-        str | None, typer.Option(help="HEIGHTxWIDTH, for positions that do not form a square (default: square).")
-    ] = None,
-    num_attention_heads: Annotated[
-        int | None, typer.Option("--heads", help="Number of attention heads (default: what SOURCE states).")
-    ] = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Show what a checkpoint holds: dialect, variant, tensors, numerics, preprocessing, classes, sha256."""
     from vitkit import checkpoints
 
-    found = checkpoints.inspect(
-        source,
-        dialect=dialect,
-        revision=revision,
-        image_size=parse_size(image_size),
-        num_attention_heads=num_attention_heads,
-    )
+    found = checkpoints.inspect(source, dialect=dialect, revision=revision, **overrides)
     if as_json:
         print(json.dumps(found, indent=2))
         return

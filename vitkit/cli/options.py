@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
-    from vitkit.model.classifier import Classifier
     from vitkit.model.vit import ViT
     from vitkit.runtime import Runtime
     from vitkit.types import Progress, Tick
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # The rows of speed.ENGINES. Reading them for a help text would import torch; a test keeps the two equal.
 ENGINES = "torch, compile, cpu-fused, cuda-fused, fp8, onnx, openvino, openvino-int8"
 
+of_loading = partial(typer.Option, rich_help_panel="How the weights are loaded")
 Weights = Annotated[str, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")]
 From = Annotated[str, typer.Option("--from", help="Pre-trained weights: a run folder, a file, or a hub id.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images per batch.")]
@@ -29,22 +31,59 @@ Workers = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or mps.")]
 Precision = Annotated[str, typer.Option("--precision", help="Precision of the computation: fp32, bf16 or fp16.")]
-Mean = Annotated[
-    str | None,
-    typer.Option(
-        "--mean",
-        help="Mean to subtract from pixels in 0..1, for all channels or for each: 0.5, or 0.485,0.456,0.406 "
-        "(default: the checkpoint's).",
-    ),
-]
-Std = Annotated[
-    str | None,
-    typer.Option("--std", help="Standard deviation to divide by after that (default: the checkpoint's)."),
-]
 ImageSize = Annotated[
     str | None,
-    typer.Option("--image-size", help="Image size in pixels: 384, or HEIGHTxWIDTH (default: the checkpoint's)."),
+    of_loading("--image-size", help="Image size in pixels: 384, or HEIGHTxWIDTH (default: the checkpoint's)."),
 ]
+# Options of every command that loads weights, by the argument of `vitkit.load` that each one sets.
+LOADING: dict[str, Any] = {
+    "image_size": ImageSize,
+    "num_attention_heads": Annotated[
+        int | None,
+        of_loading("--heads", min=1, help="Number of attention heads (default: what the checkpoint states)."),
+    ],
+    "mean": Annotated[
+        str | None,
+        of_loading(
+            "--mean",
+            help="Mean to subtract from pixels in 0..1, for all channels or for each: 0.5, or 0.485,0.456,0.406 "
+            "(default: the checkpoint's).",
+        ),
+    ],
+    "std": Annotated[
+        str | None,
+        of_loading("--std", help="Standard deviation to divide by after that (default: the checkpoint's)."),
+    ],
+    "resize": Annotated[
+        str | None,
+        of_loading(
+            "--resize",
+            help="How to resize images: squash (to the input size), or crop (keep the aspect ratio, take the centre) "
+            "(default: the checkpoint's).",
+        ),
+    ],
+    "crop": Annotated[
+        float | None,
+        of_loading(
+            "--crop", help="With --resize crop, share of the side to keep, such as 0.9 (default: the checkpoint's)."
+        ),
+    ],
+    "interpolation": Annotated[
+        str | None,
+        of_loading(
+            "--interpolation",
+            help="Filter for resizing: nearest, bilinear, bicubic or lanczos (default: the checkpoint's).",
+        ),
+    ],
+    "key": Annotated[
+        str | None,
+        of_loading(
+            "--key",
+            help="Where a PyTorch file that holds more than weights keeps them, such as student (default: a teacher or "
+            "an average before the rest).",
+        ),
+    ],
+}
 BadImages = Annotated[
     str,
     typer.Option(
@@ -78,22 +117,6 @@ def parse_size(text: str | None) -> int | tuple[int, int] | None:
     return pixels[0] if len(pixels) == 1 else (pixels[0], pixels[1])
 
 
-def parse_fields(given: list[str] | None) -> dict[str, Any]:
-    """Parse `hidden_size=256`, `class_token=false`, `image_size=[64,32]`: names and JSON values, or plain words."""
-    from vitkit.errors import ConfigError
-
-    found: dict[str, Any] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--set takes FIELD=VALUE, such as hidden_size=256; got {text!r}.")
-        try:
-            found[name.strip()] = json.loads(value)
-        except ValueError:
-            found[name.strip()] = value.strip()
-    return found
-
-
 def parse_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     """Parse `0.5` or `0.485,0.456,0.406`."""
     from vitkit.errors import ConfigError
@@ -108,18 +131,45 @@ def parse_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         ) from None
 
 
-def load(weights: str, runtime: Runtime, mean: str | None, std: str | None, size: str | None) -> ViT:
+def loads_weights(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options in LOADING; it receives them parsed, as one dict called `overrides`.
+
+    An option that the command has itself is left to the command.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own = {p.name: p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()}
+    shared = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in LOADING.items()
+        if name not in own
+    }
+
+    @functools.wraps(command)
+    def with_overrides(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in shared if given.get(name) is not None}
+        if "image_size" in chosen:
+            chosen["image_size"] = parse_size(chosen["image_size"])
+        for name in {"mean", "std"} & set(chosen):
+            chosen[name] = parse_numbers(chosen[name], f"--{name}")
+        command(**{name: value for name, value in given.items() if name not in shared}, overrides=chosen)
+
+    del own["overrides"]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (own | shared).values()]
+    with_overrides.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_overrides.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_overrides
+
+
+def load(weights: str, runtime: Runtime, overrides: Mapping[str, Any]) -> ViT:
     """Load a model onto the runtime's device.
 
     Args:
         weights: anything `vitkit.load` accepts.
         runtime: its device is used.
-        mean: value of --mean.
-        std: value of --std.
-        size: value of --image-size.
+        overrides: what `loads_weights` gives a command.
 
     Raises:
-        ConfigError: `weights` is an exported file, or an option cannot be parsed.
+        ConfigError: `weights` is an exported file.
     """
     from vitkit import checkpoints
     from vitkit.errors import ConfigError
@@ -130,34 +180,7 @@ def load(weights: str, runtime: Runtime, mean: str | None, std: str | None, size
             f"Expected weights; {weights} is an exported file, which works with predict, eval and serve only. "
             f"Pass the weights it was exported from."
         )
-    given: dict[str, Any] = {
-        "mean": parse_numbers(mean, "--mean"),
-        "std": parse_numbers(std, "--std"),
-        "image_size": parse_size(size),
-    }
-    model = checkpoints.load(weights, **{name: value for name, value in given.items() if value is not None})
-    return model.to(runtime.device)
-
-
-def load_classifier(weights: str, runtime: Runtime, mean: str | None, std: str | None, size: str | None) -> Classifier:
-    """Load a model as `load` does, or a file that `vitkit export` wrote.
-
-    Args:
-        weights: anything `vitkit.load` accepts, or an exported file.
-        runtime: its device is used.
-        mean: value of --mean.
-        std: value of --std.
-        size: value of --image-size.
-    """
-    from vitkit.jobs.open_model import open_model
-
-    return open_model(
-        weights,
-        runtime.device,
-        image_size=parse_size(size),
-        mean=parse_numbers(mean, "--mean"),
-        std=parse_numbers(std, "--std"),
-    )
+    return checkpoints.load(weights, **overrides).to(runtime.device)
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import loads_weights
 
+
+@loads_weights
 def patches(
     image: Annotated[str | None, typer.Argument(help="Image file (default: a sample photo).")] = None,
     model: Annotated[
@@ -17,25 +20,22 @@ def patches(
         str | None,
         typer.Option("--from", help="Trained weights: a run folder, a file or a hub id (default: random weights)."),
     ] = None,
-    image_size: Annotated[
-        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the model's size).")
-    ] = None,
     patch_size: Annotated[
         int | None, typer.Option("--patch-size", min=1, help="Patch size in pixels (default: the variant's).")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the weights.")] = 42,
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("patches"),
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Draw an image, its patches, their embeddings and the sequence, each with its shape."""
-    from vitkit.cli.options import parse_size
     from vitkit.model.config import variant
 
-    size = parse_size(image_size)
     variant(model)  # reports an unknown name before importing torch, which is slow
     from vitkit.jobs.patches import patches as run
 
     files, shapes, trained = run(
-        image, out, model=model, weights=weights, image_size=size, patch_size=patch_size, seed=seed
+        image, out, model=model, weights=weights, patch_size=patch_size, seed=seed, **overrides
     )
     for name, shape in shapes.items():
         print(f"{name:10} {list(shape)}")

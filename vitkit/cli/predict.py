@@ -6,16 +6,17 @@ import csv
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BatchSize, Device, ImageSize, Mean, Std, Weights, Workers
+from vitkit.cli.options import BatchSize, Device, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
 
 
+@loads_weights
 def predict(
     weights: Weights,
     images: Annotated[
@@ -31,9 +32,8 @@ def predict(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    mean: Mean = None,
-    std: Std = None,
-    image_size: ImageSize = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Classify images. Files that cannot be read are reported and skipped, and the exit code is 1."""
     from vitkit.errors import ConfigError
@@ -42,10 +42,11 @@ def predict(
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
     from vitkit.cli import options as common
     from vitkit.evaluation.predict import Images, predictions
+    from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 
     source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
-    model = common.load_classifier(weights, Runtime(device), mean, std, image_size)
+    model = open_model(weights, Runtime(device).device, **overrides)
     skipped: list[tuple[str, str]] = []
 
     def on_bad(name: str, why: str) -> None:

@@ -5,28 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import (
-    BadImages,
-    BatchSize,
-    Cache,
-    Device,
-    Features,
-    From,
-    ImageSize,
-    Mean,
-    Precision,
-    Std,
-    Workers,
-)
+from vitkit.cli.options import BadImages, BatchSize, Cache, Device, Features, From, Precision, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.jobs.probe import Probe
 
 
+@loads_weights
 def probe(
     data: Annotated[str, typer.Argument(help="Data: a folder, a .csv, .parquet or .tar file, or kind:place.")],
     weights: From,
@@ -56,9 +45,8 @@ def probe(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    mean: Mean = None,
-    std: Std = None,
-    image_size: ImageSize = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Fit a classifier to frozen features; the backbone runs once, and not at all if the features are cached."""
     from vitkit.cli import options as common
@@ -72,7 +60,7 @@ def probe(
     RunFolder.check_place(out)
     parts = job.parts_of(data, seed)
     runtime = Runtime(device, precision)
-    model = common.load(weights, runtime, mean, std, image_size)
+    model = common.load(weights, runtime, overrides)
     kept = embed.open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
     with common.counting("embedding", len(parts.train) + len(parts.held), show=runtime.main) as tick:
         found = job.probe(

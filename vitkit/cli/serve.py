@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import ENGINES, Device, ImageSize, Mean, Std, Weights, parse_numbers, parse_size
+from vitkit.cli.options import ENGINES, Device, Weights, loads_weights
 
 
+@loads_weights
 def serve(
     weights: Weights,
     host: Annotated[
@@ -29,9 +30,6 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Type of the weights: float32 or bfloat16 (default: as in the file).")
     ] = None,
-    image_size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Maximum images per forward pass (default: 16).")] = 16,
     max_delay: Annotated[
         float, typer.Option("--max-delay", help="Maximum milliseconds a batch waits for more images (default: 10).")
@@ -71,6 +69,8 @@ def serve(
     replicas: Annotated[
         int, typer.Option("--replicas", min=1, help="With --ray, number of copies of the model (default: 1).")
     ] = 1,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Serve a model: a web page for photos, and an HTTP API for predictions, features and explanations."""
     if ray:
@@ -94,13 +94,11 @@ def serve(
         hosts=hosts,
         embed_in=embed_in,
     )
-    how = {
+    how: dict[str, Any] = {
         "engine": engine,
         "device": device,
         "dtype": dtype,
-        "image_size": parse_size(image_size),
-        "mean": parse_numbers(mean, "--mean"),
-        "std": parse_numbers(std, "--std"),
+        **overrides,
     }
     with listen(host, port) if not ray else nullcontext() as bound:
         if not local:
@@ -125,7 +123,7 @@ def serve(
         from vitkit.serve.server import run
         from vitkit.serve.service import load_service
 
-        service = load_service(weights, settings, **how)  # type: ignore[arg-type]
+        service = load_service(weights, settings, **how)
         service.warm()
         name, number = bound.getsockname()[:2]
         print(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import loads_weights, parse_size
 
+
+@loads_weights
 def sweep(
     data: Annotated[str, typer.Argument(help="Anything that `vitkit train` accepts.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs.")],
@@ -57,9 +60,10 @@ def sweep(
     ] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp16 (default: fp32).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: 0).")] = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Try several learning rates with a part of train held out, then train on all of it with the best (Table 4)."""
-    from vitkit.cli.options import parse_size
     from vitkit.cli.text import print_table
     from vitkit.cli.watch import Watch
     from vitkit.errors import ConfigError
@@ -79,6 +83,7 @@ def sweep(
             recipe=recipe,
             lrs=tried,
             weights=weights,
+            loading=overrides,
             model=model,
             image_size=size,
             resume=resume,

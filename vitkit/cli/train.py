@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import loads_weights, parse_size
+
 of_machine = partial(typer.Option, rich_help_panel="The machine")
 
 
@@ -19,6 +21,7 @@ def of_recipe(name: str, help: str) -> Any:
     return typer.Option(name, rich_help_panel="Changes to the recipe", help=text)
 
 
+@loads_weights
 def train(
     data: Annotated[
         str | None,
@@ -39,14 +42,6 @@ def train(
     model: Annotated[
         str | None,
         typer.Option("--model", help="Variant to train from scratch; see `vitkit models` (default: the recipe's)."),
-    ] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Change a field of the new model, such as hidden_size=256; repeat for several (default: none).",
-        ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
@@ -83,7 +78,7 @@ def train(
     weight_decay: Annotated[
         float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
     ] = None,
-    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam or sgd.")] = None,
+    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw or sgd.")] = None,
     decay: Annotated[
         str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
     ] = None,
@@ -152,9 +147,10 @@ def train(
         list[str] | None,
         of_machine("--tracker", help="Tracker: tensorboard, wandb, mlflow or none. Repeatable (default: tensorboard)."),
     ] = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Train a Vision Transformer. A run that is resumed is bit-identical to an uninterrupted one."""
-    from vitkit.cli.options import parse_fields, parse_size
     from vitkit.errors import ConfigError
 
     if out is None:
@@ -206,8 +202,8 @@ def train(
         out,
         recipe=recipe,
         model=model,
-        fields=parse_fields(fields),
         weights=weights,
+        loading=overrides,
         image_size=size,
         resume=resume,
         accumulate=accumulate,

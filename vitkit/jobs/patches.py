@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vitkit.checkpoints import load
 from vitkit.data.preprocess import preprocess
-from vitkit.errors import OutputError
+from vitkit.errors import ConfigError, OutputError
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explain.patches import draw_all, embedding
 from vitkit.jobs.explain import at_size
@@ -27,6 +28,7 @@ def patches(
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | None = None,
     seed: int = 42,
+    **overrides: Any,
 ) -> tuple[list[Path], dict[str, tuple[int, ...]], bool]:
     """Draw every step of Eq. 1 for one image.
 
@@ -38,12 +40,15 @@ def patches(
         image_size: image size in pixels (default: the model's).
         patch_size: patch size P of a new model (default: the variant's).
         seed: random seed of a new model (default: 42).
+        overrides: other arguments of `vitkit.load`, for trained weights.
 
     Returns:
         The files written, the shape of each array, and whether trained weights were used.
     """
     if weights is not None:
-        vit = load(weights)
+        vit = load(weights, **overrides)
+    elif overrides:
+        raise ConfigError(f"{', '.join(overrides)} change how weights are loaded; give weights with --from.")
     else:
         config = variant(model)
         torch.manual_seed(seed)

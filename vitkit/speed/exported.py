@@ -124,15 +124,21 @@ class Exported:
         return torch.from_numpy(found).to(device)
 
     def feed(self, size: int | tuple[int, int] | None = None, **changes: Any) -> Exported:
-        """Change the preprocessing in place: mean, std, or the image size if the file accepts any.
+        """Change the preprocessing in place, or the image size if the file accepts any.
 
         Args:
             size: pixels, or (height, width).
             changes: fields of InputSpec.
 
         Raises:
-            ConfigError: the file does not accept this image size.
+            ConfigError: the file does not accept this image size, or such a change.
         """
+        if odd := set(changes) - {field.name for field in dataclasses.fields(InputSpec)}:
+            raise ConfigError(
+                f"An exported file cannot change {', '.join(sorted(odd))}. Export the weights again with it."
+            )
+        if changes.get("resize") == "squash":
+            changes.setdefault("crop", 1.0)
         if size is not None and pair(size) != self.input_spec.size:
             if not self.card.any_size:
                 raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +11,35 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints import load
-from vitkit.model.config import InputSpec, ViTConfig, variant
+from vitkit.model.config import InputSpec, variant
 from vitkit.model.vit import ViT
 from vitkit.training.recipe import Recipe
 
 
 def new_model(
-    name: str | ViTConfig | None,
-    recipe: Recipe,
-    classes: Sequence[str],
-    seed: int,
-    image_size: int | tuple[int, int] | None = None,
-    fields: Mapping[str, Any] | None = None,
+    name: str | None, recipe: Recipe, classes: Sequence[str], seed: int, image_size: int | tuple[int, int] | None = None
 ) -> ViT:
     """Create a model with random weights, which depend only on the seed.
 
     Args:
-        name: a variant or a configuration; None for the recipe's own model.
+        name: a variant; None for the recipe's own model.
         recipe: sets the image size, the dropout and the head.
         classes: the class names, one per output.
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
-        fields: fields of ViTConfig to change.
     """
-    size = image_size or (recipe.image_size if not isinstance(name, ViTConfig) else None)
+    size = image_size or recipe.image_size
     changes: dict[str, Any] = {
         "num_classes": len(classes),
         "hidden_dropout_prob": recipe.dropout,
         "drop_path_rate": recipe.drop_path,
         **({"image_size": size} if size else {}),
-        **(fields or {}),
     }
-    if isinstance(name, str):
-        config = variant(name, **{"pre_logits": recipe.pre_logits, **changes})
+    if name is not None:
+        config = variant(name, pre_logits=recipe.pre_logits, **changes)
     else:
-        base = name or recipe.config
-        assert base is not None  # `prepare` has checked it
-        config = dataclasses.replace(base, **changes)
+        assert recipe.config is not None  # `prepare` has checked it
+        config = dataclasses.replace(recipe.config, **changes)
     torch.manual_seed(seed)
     model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
     nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
@@ -55,7 +47,11 @@ def new_model(
 
 
 def pretrained(
-    source: str | Path, recipe: Recipe, classes: Sequence[str], image_size: int | tuple[int, int] | None = None
+    source: str | Path,
+    recipe: Recipe,
+    classes: Sequence[str],
+    image_size: int | tuple[int, int] | None = None,
+    **overrides: Any,
 ) -> ViT:
     """Load a pre-trained model. A head for exactly these classes is kept; any other is replaced by zeros (section 3.1).
 
@@ -64,6 +60,7 @@ def pretrained(
         recipe: sets the image size and the dropout.
         classes: the class names, one per output.
         image_size: in pixels (default: the recipe's, or else that of the weights).
+        overrides: other arguments of `vitkit.load`.
     """
     model = load(
         source,
@@ -71,6 +68,7 @@ def pretrained(
         hidden_dropout_prob=recipe.dropout,
         drop_path_rate=recipe.drop_path,
         dtype="float32",
+        **overrides,
     )
     with torch.no_grad():  # copies: `load` may have mapped the parameters from the file
         for parameter in model.parameters():
