@@ -77,10 +77,10 @@ FAULTS: dict[str, Fault] = {
     "Google's patch kernel transposed": fault(
         "checkpoints/rules.py", "k.permute(3, 2, 0, 1)", "k.permute(3, 2, 1, 0)", "checkpoints/test_google.py"
     ),
-    "a missing position of the class token is one instead of zero": fault(
+    "a missing position of the class token is the first patch's": fault(
         "checkpoints/rules.py",
         "torch.zeros_like(table[:, :1])",
-        "torch.ones_like(table[:, :1])",
+        "table[:, :1]",
         "checkpoints/test_peers.py",
     ),
     "a gray image through a kernel that is averaged": fault(

@@ -54,6 +54,7 @@ def test_shapes_of_every_door() -> None:
     assert len(states) == 3
     assert torch.equal(model.norm(states[-1]), model.tokens(x))
     assert torch.allclose(model.tokens(x)[:, 0], model.features(x), atol=1e-6)
+    assert torch.equal(model(x), model.head(model.pre_logits(model.features(x)).tanh()))
     A = model.attention(x)
     assert sorted(A) == [0, 1]
     assert A[0].shape == (2, 4, 20, 20)
