@@ -134,8 +134,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "AugReg's weight decay": fault(
         "training/recipes.py",
-        'source="arXiv 2106.10270, section 3",\n    lr=1e-3,\n    weight_decay=0.1,',
-        'source="arXiv 2106.10270, section 3",\n    lr=1e-3,\n    weight_decay=0.03,',
+        "weight_decay=0.1,\n    dropout=0.0,\n    pre_logits=False,",
+        "weight_decay=0.03,\n    dropout=0.0,\n    pre_logits=False,",
         "training/test_recipes.py",
     ),
     "norms and biases decay too": fault(
