@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitkit
 from vitkit import api, huggingface, interfaces, paper
-from vitkit.errors import InputError
+from vitkit.errors import ConfigError, InputError
 
 EXAMPLES = [test for module in (api, interfaces) for test in doctest.DocTestFinder().find(module) if test.examples]
 
@@ -103,3 +103,82 @@ def test_walking_ends_with_the_models_own_answer() -> None:
 def test_what_is_not_a_model_is_named() -> None:
     with pytest.raises(InputError, match="got Linear"):
         vitkit.save(torch.nn.Linear(2, 2), "x.safetensors")
+
+
+TINY = {"epochs": 2, "batch_size": 256, "workers": 0, "log_every": 2, "report": False, "recipe": "digits"}
+
+
+@pytest.mark.parametrize("kind", ["vitkit.ViT", "paper.ViT", "ViTForImageClassification"])
+def test_training_changes_the_object_that_you_hold(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = models()[kind]
+    before = [p.detach().clone() for p in model.parameters()]
+    run = vitkit.train("digits", tmp_path / "run", model=model, **TINY)
+    assert all((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
+    photo = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
+    held, saved = vitkit.predict(model.eval(), photo)[0], vitkit.predict(run.model("last"), photo)[0]
+    assert [g.probability for g in held.guesses] == pytest.approx([g.probability for g in saved.guesses], abs=1e-5)
+    assert saved.guesses[0].name in "0123456789"
+
+
+def test_a_run_in_python(tmp_path: Path) -> None:
+    seen: list[str] = []
+    run = vitkit.train(
+        "digits",
+        tmp_path / "run",
+        model=vitkit.ViTConfig(**SMALL),
+        watch=lambda event: seen.append(event["event"]),
+        **TINY,
+    )
+    assert {"start", "step", "train", "val"} <= set(seen)
+    assert {name: len(values) for name, values in run.results.items()} == dict.fromkeys(
+        ("train_loss", "train_acc", "test_loss", "test_acc"), 2
+    )
+    assert run.results["train_loss"][1] < run.results["train_loss"][0]
+    assert run.curves()["test_acc"][0][-1] == run.info["steps"]
+    assert min(Image.open(io.BytesIO(run._repr_png_())).size) > 200
+    assert repr(run).startswith("Run(")
+    again = vitkit.train(None, tmp_path / "run", resume=True, report=False)
+    assert again.results == run.results
+    assert vitkit.Run(tmp_path / "run").model().config.hidden_size == 32
+    assert vitkit.api.report(run).name == "report.html"
+
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_channels": 1,
+}
+
+
+def test_mistakes_in_train(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no argument 'epoch', did you mean 'epochs'"):
+        vitkit.train("digits", tmp_path / "a", epoch=3)
+    with pytest.raises(InputError, match=r"it has 3 outputs, and digits has 10 classes. Build it with num_classes=10"):
+        vitkit.train("digits", tmp_path / "b", model=paper.ViT(8, 1, 2, 1, 16, 32, 2, 3), **TINY)
+    with pytest.raises(ConfigError, match="A model has no field 'hidden', did you mean 'hidden_act'"):
+        vitkit.train("digits", tmp_path / "c", model="vit-ti/16", fields={"hidden": 3}, **TINY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_your_own_on_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from vitkit.cli import app
+
+    words = ["train", "digits", "--recipe", "digits", "--steps", "2", "--workers", "0", "--no-report"]
+    sets = [f"--set={name}={value}" for name, value in {"hidden_size": 48, "num_hidden_layers": 2}.items()]
+    done = CliRunner().invoke(app, [*words, *sets, "--optimizer", "adam", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    config = vitkit.load(tmp_path / "run").config
+    assert (config.hidden_size, config.num_hidden_layers) == (48, 2)
+    done = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), "--resume", "--no-report"])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, [*words, "--set", "hidden_size=50", "--out", str(tmp_path / "other")])
+    assert "num_attention_heads must divide hidden_size" in str(done.exception)
+    done = CliRunner().invoke(app, [*words, "--set", "wide", "--out", str(tmp_path / "other")])
+    assert "--set takes FIELD=VALUE" in str(done.exception)

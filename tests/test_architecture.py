@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "results",
         "runtime",
         "serve",
+        "training",
     },
     "__main__": {"cli"},
 }

@@ -1,4 +1,4 @@
-"""The runtime: one process needs nothing, several agree; devices and precisions that are not there are named."""
+"""The runtime with one process and with two; devices and precisions that are not available are named."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.api import probe as probe
     from vitkit.api import save as save
     from vitkit.api import summary as summary
+    from vitkit.api import train as train
     from vitkit.api import walk as walk
     from vitkit.checkpoints import load as load
     from vitkit.interfaces import as_huggingface as as_huggingface
@@ -48,6 +49,7 @@ _HOME = {  # public name -> module that defines it
             "embed",
             "probe",
             "summary",
+            "train",
             "walk",
             "export",
         ),

@@ -6,17 +6,19 @@ shows itself in a notebook. What does not belong here: any work of its own; thes
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from vitkit.checkpoints import load
 from vitkit.checkpoints import save as save_checkpoint
 from vitkit.evaluation.predict import predict as predict_images
-from vitkit.interfaces import as_vit
+from vitkit.interfaces import as_vit, copy_weights, unwrapped
 from vitkit.model.classifier import Classifier
 from vitkit.model.config import ViTConfig, variant
 from vitkit.model.vit import ViT
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from vitkit.jobs.probe import Probe
     from vitkit.jobs.walk import Walk
     from vitkit.results import Run
+    from vitkit.training.recipe import Recipe
+
+log = logging.getLogger("vitkit")
 
 Weights = str | Path
 Model = nn.Module | Weights  # a model of any interface, or anything that `vitkit.load` accepts
@@ -207,6 +212,84 @@ def embed(
         bad_images=bad_images,
     )
     return {name: part.read() for name, part in found.parts.items()}
+
+
+def train(
+    data: Weights | None,
+    out: Weights,
+    *,
+    model: str | ViTConfig | nn.Module | None = None,
+    weights: Weights | None = None,
+    recipe: str | Recipe | None = None,
+    resume: bool = False,
+    report: bool = True,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+    **how: Any,
+) -> Run:
+    """Train a model, and return its run.
+
+    A model of any interface is trained in place: afterwards the object you hold has the trained weights.
+
+    Args:
+        data: anything that `vitkit.data.open_splits` accepts; None resumes with the run's own.
+        out: the run folder.
+        model: a variant, a ViTConfig, or a model of any interface (default: the recipe's own model).
+        weights: pre-trained weights to fine-tune instead: anything that `vitkit.load` accepts.
+        recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
+        resume: whether to resume the run at `out`.
+        report: whether to write report.html into the run folder, as the command does (default: True).
+        watch: called with every event: a dictionary with `event`, `step` and the metrics.
+        how: `image_size`, `accumulate`, and any field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed,
+            workers, device, precision, ...).
+
+    Raises:
+        VitkitError: something cannot work; nothing has been written.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.paper.ViT(8, 1, 2, 1, 16, 32, 2, num_classes=10)
+        >>> run = vitkit.train("digits", "run", model=model, recipe="digits", steps=3, workers=0, report=False)
+        >>> sorted(run.results)
+        ['test_acc', 'test_loss', 'train_acc', 'train_loss']
+    """
+    from vitkit.errors import ConfigError, InputError, nearest
+    from vitkit.jobs import train as job
+    from vitkit.jobs.report import try_report
+    from vitkit.results import Run
+    from vitkit.training.recipe import Recipe
+    from vitkit.training.settings import Settings
+
+    known = {kind: {f.name for f in dataclasses.fields(kind)} for kind in (Recipe, Settings)}
+    others = {name: how.pop(name) for name in ("image_size", "accumulate", "verify_data", "fields") if name in how}
+    names = sorted(known[Recipe] | known[Settings])
+    if odd := next((name for name in how if name not in names), None):
+        raise ConfigError(f"train() has no argument {odd!r}{nearest(odd, names) or '.'} It takes {', '.join(names)}.")
+    vit = as_vit(model) if isinstance(model, nn.Module) else None
+    outputs = None if vit is None or vit is unwrapped(model) else vit.config.num_classes
+    ready = job.prepare(
+        data,
+        out,
+        recipe=recipe,
+        model=vit if vit is not None else model,  # type: ignore[arg-type]
+        weights=weights,
+        resume=resume,
+        changes={name: value for name, value in how.items() if name in known[Recipe]},
+        settings={name: value for name, value in how.items() if name not in known[Recipe]},
+        **others,
+    )
+    if outputs is not None and outputs != ready.model.config.num_classes:
+        raise InputError(
+            f"Expected a model with one output per class; it has {outputs} outputs, and {data} has "
+            f"{ready.model.config.num_classes} classes. Build it with num_classes={ready.model.config.num_classes}."
+        )
+    for note in ready.notes if ready.runtime.main else ():
+        log.warning("%s", note)
+    folder, _ = job.start(ready, watch)
+    if isinstance(model, nn.Module):
+        copy_weights(ready.model.cpu(), model)
+    if report:
+        try_report(folder.path)
+    return Run(folder.path)
 
 
 def probe(

@@ -38,9 +38,10 @@ class Run(Plotted):
         """
         found: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "val": {}}
         sums: dict[int, list[float]] = {}
-        batch, images = self.info["recipe"]["batch_size"], self.info["data"]["train"]
+        steps = self.info["steps"]
+        epochs = max(1, round(steps * self.info["recipe"]["batch_size"] / self.info["data"]["train"]))
         for row in self.folder.metrics():
-            epoch = max(1, math.ceil(round(row.get("step", 0) * batch / images, 6)))
+            epoch = max(1, math.ceil(row.get("step", 0) * epochs / steps))
             if row.get("event") == "train":
                 total = sums.setdefault(epoch, [0.0, 0.0, 0.0])
                 total[0] += row["loss"]

@@ -170,8 +170,8 @@ class Runtime:
 def stop_requests() -> Iterator[list[int]]:
     """Collect the numbers of the SIGINT (Ctrl-C) and SIGTERM signals that arrive inside this context.
 
-    Only the first signal is collected: a second one has its usual effect. In other threads than the main one, where
-    Python cannot handle signals, the list stays empty.
+    Only the first signal is collected: a second one has its usual effect. Outside the main thread, where Python cannot
+    handle signals, the list stays empty.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

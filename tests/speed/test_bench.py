@@ -96,7 +96,7 @@ def test_contenders_take_turns_and_are_compared_round_by_round() -> None:
     assert turns.ratio([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == (2.0, 1.0, 3.0)
 
 
-def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
+def test_a_contender_that_fails_is_named_and_the_others_are_measured() -> None:
     def out_of_memory() -> None:
         raise RuntimeError("no memory left\nand a long story")
 
@@ -155,7 +155,7 @@ def test_training() -> None:
     assert "| ms per step |" in found.markdown()
 
 
-def test_compiled_contenders_stand_beside_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_contenders_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("timm")
     asked: list[type] = []
 
@@ -294,7 +294,7 @@ def test_loading(name: str, tmp_path: Path) -> None:
     assert found.notes == ("vit-pytorch: has no loader of its own for a file of weights.",)
 
 
-def test_loading_says_nothing_on_the_way(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_loading_logs_nothing(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """A warning for every load would be measured, and read a hundred times."""
     for dialect in ("huggingface", "timm"):
         loading.ours(loading.write(TINY, dialect, tmp_path), TINY)()
@@ -364,7 +364,7 @@ def test_a_peer_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_command_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "Options", partial(job.Options, seconds=0.001))
     log = tmp_path / "log.md"
-    log.write_text("# Log\n")
+    log.write_text("# Log\n", encoding="utf-8")
     common = ["bench", "vit-ti/16", "--peer", "none", "--rounds", "1", "--log", str(log)]
     done = CliRunner().invoke(
         app,
@@ -387,7 +387,7 @@ def test_the_command_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [table["title"] for table in json.loads(done.output)] == [
         f"vit-ti/16, {training}batch {n}, cpu, float32" for training in ("", "training, ") for n in (1, 2)
     ]
-    text = log.read_text()
+    text = log.read_text(encoding="utf-8")
     assert text.startswith("# Log\n\n## 20")
     assert text.count("| **vitkit torch** |") == text.count("| **vitkit train** |") == 2
     done = CliRunner().invoke(app, [*common, "--what", "loading"])

@@ -35,7 +35,7 @@ def test_compile_builds_no_graph_for_another_batch_size() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*needs a CUDA device")
-def test_what_runs_has_its_own_name() -> None:
+def test_an_engine_that_falls_back_has_the_name_of_what_runs() -> None:
     model = tiny()
     assert [chosen(name, model) for name in (None, "torch", "cuda-fused", "fp8")] == [
         "cpu-fused",
@@ -49,6 +49,6 @@ def test_what_runs_has_its_own_name() -> None:
         chosen("warp", model)
 
 
-def test_an_unknown_engine_is_told_with_the_others() -> None:
+def test_an_unknown_engine_is_refused_with_the_list() -> None:
     with pytest.raises(UnknownName, match="torch, compile"):
         pick(ENGINES, "wrap", "engine")

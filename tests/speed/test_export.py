@@ -1,4 +1,4 @@
-"""`vitkit export`, its report, and exported files where weights are taken: predict, eval, serve."""
+"""`vitkit export`, its report, and exported files in place of weights: predict, eval, serve."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_report_is_about_images_that_were_not_calibrated_on(int8, photos: Pa
     assert report["tolerance"] is None
     assert {"plain", "fast"} <= set(report)
     assert report["plain"] is not None  # the classes are the model's: top-1 is known
-    assert json.loads(out.with_name("food.report.json").read_text()) == report
+    assert json.loads(out.with_name("food.report.json").read_text(encoding="utf-8")) == report
 
 
 def test_predict_and_eval_take_the_file(int8, weights: Path, photos: Path) -> None:
@@ -102,7 +102,7 @@ def test_predict_and_eval_take_the_file(int8, weights: Path, photos: Path) -> No
     assert abs(fast["top1"] - plain["top1"]) <= 0.25
 
 
-def test_predict_says_the_same_by_both_doors(int8, photos: Path) -> None:
+def test_predict_answers_the_same_from_python_and_the_command_line(int8, photos: Path) -> None:
     found = vitkit.predict(open_exported(int8[0]), photos / "steak" / "3.png")
     code, text = run("predict", int8[0], photos / "steak" / "3.png", "--json")
     assert code == 0
@@ -196,19 +196,19 @@ def test_mistakes(tmp_path: Path, weights: Path, photos: Path) -> None:
     with pytest.raises(ConfigError, match=r"file must end in \.xml"):
         export_file(plain, "openvino", tmp_path / "x.onnx", images_for(None, weights, plain, 0, 1))
     assert not list(tmp_path.iterdir())  # nothing half-written stays
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="a part of the path is a file"):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="part of the path is a file"):
         export_file(plain, "openvino", tmp_path / "file" / "x.xml", images_for(None, weights, plain, 0, 1))
     with pytest.raises(InputError, match="of the same images"):
         compare(np.zeros((2, 3)), np.zeros((2, 4)))
 
 
-def test_where_a_file_goes(tmp_path: Path) -> None:
+def test_default_path_of_a_file(tmp_path: Path) -> None:
     assert default_place("a/food.safetensors", "onnx") == Path("food.onnx")
     assert default_place("google/vit-base-patch16-224", "openvino-int8", 8) == Path(
         "vit-base-patch16-224-int8-merge8.xml"
     )
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     assert default_place(f"{tmp_path}@ema", "openvino") == tmp_path / "model.xml"
 
 

@@ -1,4 +1,4 @@
-"""ONNX files: any batch and image size, the plain model's answers, and what the file says of itself."""
+"""ONNX files: any batch and image size, the plain model's answers, and the metadata in the file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_any_batch_and_any_size(written, opened, shape) -> None:
         assert relative(opened(x), written[0](x)) <= EXPORTS["onnx"].tolerance
 
 
-def test_it_is_a_predictor_that_knows_its_classes(written, opened) -> None:
+def test_it_is_a_classifier_that_knows_its_classes(written, opened) -> None:
     model, _ = written
     assert isinstance(opened, Classifier)
     assert opened.input_spec == model.input_spec
@@ -49,7 +49,7 @@ def test_it_is_a_predictor_that_knows_its_classes(written, opened) -> None:
     assert opened(torch.zeros(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float32
 
 
-def test_bad_pixels_are_refused_in_words(opened) -> None:
+def test_bad_pixels_are_refused(opened) -> None:
     with pytest.raises(InputError, match="multiples of the patch size"):
         opened(torch.zeros(1, 3, 33, 32))
     with pytest.raises(InputError, match="3, height, width"):
@@ -58,7 +58,7 @@ def test_bad_pixels_are_refused_in_words(opened) -> None:
         opened(torch.zeros(0, 3, 32, 32))
 
 
-def test_feed_changes_what_it_is_fed(written) -> None:
+def test_feed_changes_the_preprocessing(written) -> None:
     opened = open_exported(written[1]).feed(48, mean=(0.25,), std=(0.5, 0.25, 0.125))
     assert opened.input_spec.size == (48, 48)
     assert opened.input_spec.mean == (0.25, 0.25, 0.25)
@@ -186,7 +186,7 @@ def test_mistakes(tmp_path: Path, written) -> None:
     assert not is_exported("b.safetensors")
 
 
-def test_a_foreign_onnx_file_is_told(tmp_path: Path, written) -> None:
+def test_an_onnx_file_without_a_card_is_refused(tmp_path: Path, written) -> None:
     import onnx
 
     model = onnx.load(str(written[1]))
@@ -204,7 +204,7 @@ def test_the_engine_row(written) -> None:
         assert relative(forward(x), model(x)) <= ENGINES["onnx"].tolerance
 
 
-def test_a_missing_library_carries_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"needs onnxruntime: pip install 'vitkit\[export\]'"):
         optional.library("onnxruntime", "export")

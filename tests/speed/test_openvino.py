@@ -68,7 +68,7 @@ def test_int8_needs_images(tmp_path: Path, written) -> None:
         export(written[0], "openvino-int8", tmp_path / "model.xml")
 
 
-def test_what_is_no_openvino_file(tmp_path: Path, written) -> None:
+def test_what_is_not_an_openvino_file(tmp_path: Path, written) -> None:
     (tmp_path / "some.xml").write_text("<html></html>")
     with pytest.raises(UnreadableFile, match="is not an OpenVINO file"):
         open_exported(tmp_path / "some.xml")

@@ -1,4 +1,4 @@
-"""What a user of `train` meets: mistakes in one sentence before any work, the parts of the data, the dry run."""
+"""`train` as a user meets it: mistakes refused before any work, the parts of the data, the dry run."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
-    """In a process of its own: SIGINT saves, says how to go on, ends with 130."""
+    """In a process of its own: SIGINT saves the run, says how to resume, and exits with 130."""
     command = [
         sys.executable,
         "-m",
@@ -357,7 +357,7 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
 
 
 def test_training_needs_nothing_optional(tmp_path: Path) -> None:
-    """The accelerator's machine has torch, numpy, Pillow and safetensors: Fashion-MNIST's command runs there."""
+    """The Fashion-MNIST benchmark runs on a machine with only torch, numpy, Pillow and safetensors."""
     import gzip
     import struct
 
@@ -386,7 +386,7 @@ main()
 
 
 def test_trackers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb through accelerate, with a wandb that only listens."""
+    """wandb through accelerate, with a fake wandb that records its calls."""
     from importlib.machinery import ModuleSpec
     from types import ModuleType, SimpleNamespace
     from typing import Any

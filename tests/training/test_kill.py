@@ -1,4 +1,4 @@
-"""kill -9, at chosen and at random moments: the run that goes on ends as the one that was never cut.
+"""kill -9 at chosen and at random moments: a resumed run ends exactly as an uninterrupted one.
 
 The full version, with processes of their own and many more kills, is `python -m benchmarks.kill`.
 """
@@ -26,7 +26,7 @@ def die() -> None:
 
 
 def kill_at(monkey: Any, where: str, call: int) -> None:
-    """In a process that is to die: replace a function so that its n-th call kills the process half-way."""
+    """Replace a function so that its n-th call kills this process half-way through."""
     from vitkit.checkpoints import containers
 
     calls = {"n": 0}

@@ -1,4 +1,4 @@
-"""The loop: same result however it is cut up, refusal to go on with broken numbers, what a run leaves behind."""
+"""The loop: one step by hand, the same result however a run is divided, divergence, what a run leaves behind."""
 
 from __future__ import annotations
 

@@ -155,3 +155,18 @@ def test_average_follows_and_swaps_back() -> None:
         assert all(torch.equal(p, kept[name]) for name, p in model.named_parameters())
     assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
     assert all(torch.equal(average.weights[name], kept[name]) for name in kept)
+
+
+def test_adam_adds_the_decay_to_the_gradient() -> None:
+    """Table 3 says Adam; AdamW, which the authors' code computes, decays the weight itself."""
+    found = {}
+    for name in ("adam", "adamw"):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+        layer = model[0]
+        torch.nn.init.constant_(layer.weight, 2.0)
+        optimizer = optimizer_for(model, tiny(optimizer=name, weight_decay=0.5, lr=0.1))
+        layer.weight.grad = torch.zeros(1, 2)
+        optimizer.step()
+        found[name] = layer.weight[0, 0].item()
+    assert found["adamw"] == pytest.approx(2.0 * (1 - 0.1 * 0.5))  # decoupled
+    assert found["adam"] == pytest.approx(2.0 - 0.1, abs=1e-4)  # the decay is all of the gradient, normalised by Adam

@@ -1,4 +1,4 @@
-"""Two processes against one (gloo, CPU): same global batches, nearly the same weights; cut on two, resumed on one."""
+"""Two processes (gloo, CPU) against one: same global batches, nearly the same weights; resuming with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: against a second, hand-typed copy of Tables 3 and 4; each runs, ends, and resumes."""
+"""Recipes: every number against a second copy typed from the sources, every schedule against its formula."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_change() -> None:
         ({"leraning_rate": 1}, "no field 'leraning_rate'"),
         ({"lr": -1.0}, "lr must be"),
         ({"optimizer": "sgd"}, "decoupled"),
-        ({"optimizer": "adam"}, "one of adamw, sgd"),
+        ({"optimizer": "adamax"}, "one of adamw, adam, sgd"),
         ({"warmup": 10.5}, "whole number of steps"),
         ({"batch_size": 0}, "batch_size"),
         ({"final_lr": 1.0}, "must not exceed lr"),

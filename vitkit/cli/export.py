@@ -28,7 +28,7 @@ def export(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="Part of the images to compare on (default: the validation or test part)."),
+        typer.Option("--split", help="Part of the images to compare on (default: test, else val, else everything)."),
     ] = None,
     merge: Annotated[
         int,
@@ -53,8 +53,8 @@ def export(
 ) -> None:
     """Export a model for another runtime and compare it with the plain model on your images.
 
-    You can pass the file to predict, eval and serve in place of weights. The exit code is 1 if the difference exceeds
-    the promised tolerance.
+    You can pass the file to predict, eval and serve in place of weights. Exits with code 1 if the file is not as exact
+    as promised.
     """
     from vitkit.errors import pick
     from vitkit.speed.exported import EXPORTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -115,6 +116,22 @@ def parse_size(text: str | None) -> int | tuple[int, int] | None:
         raise ConfigError(f"--image-size must be pixels or HEIGHTxWIDTH, such as 384 or 384x512; got {text!r}.")
     pixels = [int(side) for side in sides]
     return pixels[0] if len(pixels) == 1 else (pixels[0], pixels[1])
+
+
+def parse_fields(given: list[str] | None) -> dict[str, Any]:
+    """Parse `hidden_size=256`, `class_token=false`, `image_size=[64,32]`: names and JSON values, or plain words."""
+    from vitkit.errors import ConfigError
+
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set takes FIELD=VALUE, such as hidden_size=256; got {text!r}.")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def parse_numbers(text: str | None, option: str) -> tuple[float, ...] | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import loads_weights, parse_size
+from vitkit.cli.options import loads_weights, parse_fields, parse_size
 
 of_machine = partial(typer.Option, rich_help_panel="The machine")
 
@@ -42,6 +42,14 @@ def train(
     model: Annotated[
         str | None,
         typer.Option("--model", help="Variant to train from scratch; see `vitkit models` (default: the recipe's)."),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field of the new model, such as hidden_size=256; repeat for several (default: none).",
+        ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
@@ -78,7 +86,7 @@ def train(
     weight_decay: Annotated[
         float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
     ] = None,
-    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw or sgd.")] = None,
+    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam or sgd.")] = None,
     decay: Annotated[
         str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
     ] = None,
@@ -202,6 +210,7 @@ def train(
         out,
         recipe=recipe,
         model=model,
+        fields=parse_fields(fields),
         weights=weights,
         loading=overrides,
         image_size=size,

@@ -14,7 +14,7 @@ class Watch:
     """Prints the events of a run; a context manager.
 
     Args:
-        quiet_seconds: seconds between lines of training metrics where there is no terminal (default: 10). Validations
+        quiet_seconds: seconds between lines of training metrics without a terminal (default: 10). Validations
             are always printed.
     """
 

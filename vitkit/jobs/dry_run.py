@@ -26,7 +26,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
     seconds, activations = _measure(ready)
     weights = sum(p.numel() * 4 for p in ready.model.parameters())
     trained = ready.info["trained"] * 4
-    moments = trained * (2 if recipe.optimizer == "adamw" else 1)
+    moments = trained * (1 if recipe.optimizer == "sgd" else 2)
     points = {
         step: recipe.lr_at(step, total)
         for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})

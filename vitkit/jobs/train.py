@@ -16,11 +16,11 @@ from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.jobs.splits import absolute, train_and_val
-from vitkit.model.config import InputSpec, ViTConfig, variant
+from vitkit.model.config import InputSpec, ViTConfig, check_fields, variant
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward, refuse_fp8
-from vitkit.training.build import new_model, pretrained
+from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
@@ -28,6 +28,7 @@ from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
 
+CUSTOM = "custom"  # in run.json: a model that was passed in Python
 FEW_IMAGES = 10_000  # fewer than these are too few to train from scratch
 # Fields of a recipe that do not affect the result, so a resumed run may differ in them.
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
@@ -72,7 +73,8 @@ def prepare(
     out: str | Path,
     *,
     recipe: str | Recipe | None = None,
-    model: str | None = None,
+    model: str | ViTConfig | ViT | None = None,
+    fields: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
     image_size: int | tuple[int, int] | None = None,
@@ -90,7 +92,8 @@ def prepare(
         data: anything that `vitkit.data.open_splits` accepts.
         out: the run folder.
         recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
-        model: a variant (default: the recipe's own model).
+        model: a variant, a configuration, or a model to train in place (default: the recipe's own model).
+        fields: fields of ViTConfig to change in a new model.
         weights: anything that `vitkit.load` accepts.
         loading: other arguments of `vitkit.load`, such as `num_attention_heads` or `mean`.
         image_size: in pixels (default: the recipe's, or else the model's own).
@@ -108,30 +111,39 @@ def prepare(
     data = data if data is not None else RunFolder(out, stored).data
     if not str(data):
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
-    model, weights = model or stored.get("model"), str(weights) if weights else stored.get("weights")
+    own, model = (model, CUSTOM) if isinstance(model, ViT | ViTConfig) else (None, model or stored.get("model"))
+    fields = check_fields(fields or stored.get("fields") or {}, "A model")
+    weights = str(weights) if weights else stored.get("weights")
     loading = loading or stored.get("loading") or {}
     if loading and weights is None:
         raise ConfigError(f"{', '.join(loading)} change how weights are loaded; give weights with --from.")
     name, how = _choose_recipe(recipe, weights, stored)
     how = how.change(**(changes or {}))
-    _check_model(model, weights, how)
+    _check_model(model, weights, fields, how)
     chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
     train, val, notes = train_and_val(data, how.val, chosen.seed)
-    how.warmup_steps(how.total(len(train)))  # refuses one that is too long
+    how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
     if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
         config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state
-        built = ViT(config, InputSpec.from_dict(stored["input_spec"]))
+        built = own if isinstance(own, ViT) else ViT(config, InputSpec.from_dict(stored["input_spec"]))
     elif weights is not None:
         built = pretrained(weights, how, train.class_names, image_size, **loading)
+    elif isinstance(own, ViT):
+        built = own
+        if own.config.num_classes != len(train.class_names):
+            new_head(own, train.class_names, how.head_bias)
     else:
-        built = new_model(model, how, train.class_names, chosen.seed, image_size)
+        new = own or (ViTConfig.from_dict(stored["same"]["config"]) if model == CUSTOM else model)
+        built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
+    built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
     if chosen.precision == "fp8":
         refuse_fp8(built.config, runtime.device)
     freeze(built, how.freeze)
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
-    info = {**_describe(ready, name, model, weights, data), "loading": dict(loading)}
+    more = {"fields": dict(fields), "loading": dict(loading)}
+    info = _describe(ready, name, model, weights, data) | {key: value for key, value in more.items() if value}
     if verify_data and stored and "verified data" not in stored["same"]:
         notes.append("The run was started without --verify-data, so only parts of each image can be compared.")
     elif verify_data:
@@ -217,12 +229,14 @@ def _choose_recipe(recipe: str | Recipe | None, weights: str | None, stored: Map
     return name, pick(RECIPES, name, "recipe")
 
 
-def _check_model(model: str | None, weights: str | None, recipe: Recipe) -> None:
+def _check_model(model: str | None, weights: str | None, fields: Mapping[str, Any], recipe: Recipe) -> None:
     """Refuse a request that names two models to train, none, or one that does not exist."""
     if model is not None and weights is not None:
         raise ConfigError("Expected either --model (a new model) or --from (pre-trained weights); got both.")
-    if model is not None:
-        variant(model)
+    if fields and weights is not None:
+        raise ConfigError(f"Expected --set with a new model; got --set {next(iter(fields))} and --from weights.")
+    if model is not None and model != CUSTOM:
+        variant(model, **fields)
     elif weights is None and recipe.config is None:
         raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
 
@@ -302,7 +316,7 @@ def _notes(
     if weights is None and "finetune" in name:
         notes.append(f"The recipe {name!r} is meant for pre-trained weights; give them with --from.")
     if (
-        model is not None
+        model not in (None, CUSTOM)
         and recipe.models
         and not any(
             variant(model).hidden_size == variant(m).hidden_size and variant(model).patch_size == variant(m).patch_size
@@ -340,7 +354,7 @@ def _other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
 def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
     """Refuse to start if the disk cannot hold two states (the old and the new) and the checkpoints."""
     weights = sum(p.numel() * 4 for p in model.parameters())
-    state = weights * (1 + (2 if recipe.optimizer == "adamw" else 1) + (recipe.ema is not None))
+    state = weights * (1 + (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema is not None))
     needed = 2 * state + 4 * weights
     place = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free

@@ -403,6 +403,21 @@ _NAME = re.compile(r"(?:vit[-_ ]?)?([a-z]+|so400m)(?:[-_/ ](\d+))?", re.IGNORECA
 _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
 
 
+def check_fields(values: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """Return fields of ViTConfig by their own names; refuse an unknown one by name.
+
+    Args:
+        values: the fields; `num_labels` is accepted for num_classes.
+        who: what takes them, for the message.
+    """
+    values = {"num_classes" if name == "num_labels" else name: value for name, value in values.items()}
+    known = [f.name for f in fields(ViTConfig)]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{who} has no field {name!r}{nearest(name, known) or '.'} It takes {', '.join(known)}.")
+    return values
+
+
 def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTConfig:
     """Return the configuration of a named variant.
 
@@ -433,13 +448,7 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         key = f"vit-{size}/{patch}" if size in SHAPES else key  # g and G differ only in case
     row = pick(VARIANTS, key, "variant")
     changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
-    if "num_labels" in changes:
-        changes["num_classes"] = changes.pop("num_labels")
-    known = [f.name for f in fields(ViTConfig)]
-    for key in changes:
-        if key not in known:
-            raise ConfigError(f"create() has no argument {key!r}{nearest(key, known) or '.'}")
-    return dataclasses.replace(row, **changes)
+    return dataclasses.replace(row, **check_fields(changes, "A model"))
 
 
 def variant_of(config: ViTConfig) -> str:

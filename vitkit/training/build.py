@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,43 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints import load
-from vitkit.model.config import InputSpec, variant
+from vitkit.model.config import InputSpec, ViTConfig, variant
 from vitkit.model.vit import ViT
 from vitkit.training.recipe import Recipe
 
 
 def new_model(
-    name: str | None, recipe: Recipe, classes: Sequence[str], seed: int, image_size: int | tuple[int, int] | None = None
+    name: str | ViTConfig | None,
+    recipe: Recipe,
+    classes: Sequence[str],
+    seed: int,
+    image_size: int | tuple[int, int] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> ViT:
     """Create a model with random weights, which depend only on the seed.
 
     Args:
-        name: a variant; None for the recipe's own model.
+        name: a variant or a configuration; None for the recipe's own model.
         recipe: sets the image size, the dropout and the head.
         classes: the class names, one per output.
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
+        fields: fields of ViTConfig to change.
     """
-    size = image_size or recipe.image_size
+    size = image_size or (recipe.image_size if not isinstance(name, ViTConfig) else None)
     changes: dict[str, Any] = {
         "num_classes": len(classes),
         "hidden_dropout_prob": recipe.dropout,
         "drop_path_rate": recipe.drop_path,
         **({"image_size": size} if size else {}),
+        **(fields or {}),
     }
-    if name is not None:
-        config = variant(name, pre_logits=recipe.pre_logits, **changes)
+    if isinstance(name, str):
+        config = variant(name, **{"pre_logits": recipe.pre_logits, **changes})
     else:
-        assert recipe.config is not None  # `prepare` has checked it
-        config = dataclasses.replace(recipe.config, **changes)
+        base = name or recipe.config
+        assert base is not None  # `prepare` has checked it
+        config = dataclasses.replace(base, **changes)
     torch.manual_seed(seed)
     model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
     nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]

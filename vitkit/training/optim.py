@@ -79,7 +79,7 @@ def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Create the recipe's optimizer, with the fused kernel where there is one.
+    """Create the recipe's optimizer, with a fused kernel if there is one.
 
     Args:
         model: a ViT that is already on its device.
@@ -89,7 +89,8 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum, **how)
-    return torch.optim.AdamW(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -14,7 +14,7 @@ from vitkit.errors import ConfigError, nearest
 from vitkit.model import checks
 from vitkit.model.config import ViTConfig
 
-Optimizer = Literal["adamw", "sgd"]
+Optimizer = Literal["adamw", "adam", "sgd"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
 LRRule = Literal["fixed", "linear", "sqrt"]
@@ -50,7 +50,8 @@ class Recipe:
         epochs: passes over the data; give either this or `steps`.
         steps: optimizer steps; give either this or `epochs`.
         batch_size: images per step, over all processes and micro-batches.
-        optimizer: `adamw` or `sgd`.
+        optimizer: `adamw`, `adam` or `sgd`. Table 3 says Adam; the authors' code decays weights separately from the
+            gradient, which is AdamW. `adam` adds the decay to the gradient instead.
         lr: the base learning rate, at `batch_size`.
         lr_choices: learning rates that the publication chose from, on a held-out part of train (`vitkit sweep`).
         lr_rule: how lr follows another batch size: `fixed` (not at all), `linear` or `sqrt`.

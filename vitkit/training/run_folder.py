@@ -97,7 +97,10 @@ class RunFolder:
         """Refuse a path where something already exists."""
         path = Path(path).expanduser()
         if (path / "run.json").is_file():
-            raise OutputError(f"--out must be a new folder; {path} holds a run. Choose another, or add --resume.")
+            raise OutputError(
+                f"--out must be a new folder; {path} holds a run. Choose another, or continue a training run with "
+                f"--resume."
+            )
         left = [p for p in path.iterdir() if not p.name.startswith(".vitkit-")] if path.is_dir() else []
         if left or path.is_file():
             raise OutputError(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
