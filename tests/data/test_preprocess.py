@@ -100,6 +100,19 @@ def test_the_statistics_of_imagenet():
     assert white[:, 0, 0].tolist() == pytest.approx([2.248908, 2.428571, 2.64], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "crop", "shape", "expected"),
+    [
+        ((224, 224), 0.9, (400, 300), (330, 248)),  # 224 / 0.9 = 248.9 and 248 * 4 / 3 = 330.7 are rounded down
+        ((224, 224), 0.9, (300, 400), (248, 330)),
+        ((224, 224), 0.875, (256, 256), (256, 256)),
+        ((100, 200), 0.9, (400, 300), (222, 166)),  # covers 111 x 222
+    ],
+)
+def test_the_size_before_the_crop(size, crop, shape, expected):
+    assert resized(*shape, InputSpec(size=size, resize="crop", crop=crop)) == expected
+
+
 def test_gray_and_raw_channels():
     image = picture(0)
     gray = preprocess(image, InputSpec(size=(28, 28), channels="gray", mean=(0.5,), std=(0.5,)))
