@@ -76,7 +76,7 @@ _500_STEPS = replace(
 _AUGREG = replace(
     _IMAGENET,
     source="arXiv 2106.10270, section 3",
-    ours="Of the weight decays, dropouts and stochastic depths that the paper tries, one. The share held out.",
+    ours="The choice among the weight decays, dropouts and stochastic depths that the paper tries; the held-out share.",
     lr=1e-3,
     weight_decay=0.1,
     dropout=0.0,
@@ -95,7 +95,7 @@ def _augreg(mixup: float, layers: int, magnitude: float) -> Recipe:
 _DEIT = Recipe(
     source="arXiv 2012.12877, Table 9",
     ours="The rate changes with every update, not every epoch; no repeated augmentation; RandAugment has a fixed "
-    "magnitude and the ViT authors' operations. The share held out.",
+    "magnitude and the ViT authors' operations; the share of train that is held out.",
     expect="ImageNet from scratch. DeiT reports 79.8% for S/16, 81.8% for B/16.",
     image_size=224,
     epochs=300,
