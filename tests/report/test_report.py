@@ -122,7 +122,7 @@ def test_what_is_gone_is_said(food: Path, photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(food, run)
     info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    info["data"]["spec"] = str(tmp_path / "nowhere")
+    info["data"] |= {"spec": str(tmp_path / "nowhere"), "path": f"folder:{tmp_path / 'nowhere'}"}
     (run / "run.json").write_text(json.dumps(info), encoding="utf-8")
     for file in run.glob("*.safetensors"):
         file.unlink()
