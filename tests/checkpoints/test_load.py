@@ -428,7 +428,7 @@ def test_edited_json_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [({"hidden_act": "quick_gelu"}, "quick_gelu"), ({"pooler_act": "relu"}, "pooler_act")]
+    ("change", "what"), [({"hidden_act": "gelu_10"}, "gelu_10"), ({"pooler_act": "relu"}, "pooler_act")]
 )
 def test_json_of_another_architecture(change: dict[str, Any], what: str, tmp_path: Path) -> None:
     save(tiny.model(), tmp_path / "hf", "huggingface")
