@@ -257,7 +257,7 @@ FAULTS: dict[str, Fault] = {
         "paper.py", "x = self.mlp_block(x) + x", "x = self.mlp_block(x)", "test_paper.py"
     ),
     "the Hugging Face interface scales attention by d": fault(
-        "huggingface.py", "/ self.attention_head_size ** 0.5", "/ self.attention_head_size", "test_huggingface.py"
+        "huggingface.py", "/ self.attention_head_size ** 0.5", "/ self.attention_head_size", "test_parity.py"
     ),
     # errors
     "no suggestion for a misspelt name": fault("errors.py", "cutoff=0.5", "cutoff=0.99", "cli/test_cli.py"),
