@@ -13,7 +13,7 @@ from PIL import Image
 
 import vitkit
 from vitkit import api, huggingface, interfaces, paper
-from vitkit.errors import ConfigError, InputError
+from vitkit.errors import ConfigError, InputError, UnknownName
 
 EXAMPLES = [test for module in (api, interfaces) for test in doctest.DocTestFinder().find(module) if test.examples]
 
@@ -71,6 +71,7 @@ def test_results_show_themselves(tmp_path: Path) -> None:
         vitkit.predict(model, tmp_path / "a.png")[0],
         vitkit.evaluate(model, "digits", in_order=True, workers=0),
         api.explain(model, photo, tmp_path / "x")[0],
+        vitkit.patches(photo, model),
     ):
         assert min(Image.open(io.BytesIO(shown._repr_png_())).size) > 100
     assert "<table>" in vitkit.summary(model)._repr_html_()
@@ -98,6 +99,59 @@ def test_walking_ends_with_the_models_own_answer() -> None:
     found = vitkit.walk(model)
     with torch.no_grad():
         assert torch.allclose(found[-1].value, model(found[0].value), atol=1e-5)
+
+
+def test_walking_has_every_shape_of_the_lesson() -> None:
+    model = vitkit.create("vit-b/16", num_classes=3, num_hidden_layers=2).train()
+    found = vitkit.walk(model)
+    assert model.training  # a walk leaves the model as it was
+    lesson = [(1, 3, 224, 224), (1, 768, 14, 14), (1, 768, 196), (1, 196, 768), (1, 1, 768), (1, 197, 768)]
+    assert [step.shape for step in found[:6]] == lesson
+    assert [(step.equation, step.shape) for step in found[6:]] == [
+        ("Eq. 1", (1, 197, 768)),
+        ("Eq. 6", (1, 12, 197, 197)),
+        *[("Eq. 2", (1, 197, 768)), ("Eq. 3", (1, 197, 768))] * 2,
+        ("Eq. 4", (1, 768)),
+        ("", (1, 3)),
+    ]
+    photo, maps, flat, sequence, token, with_token, z_0 = (step.value for step in found[:7])
+    assert torch.equal(maps, model.patch_embedding.projection(photo))
+    assert torch.equal(flat, maps.flatten(2))
+    assert torch.equal(sequence, flat.mT)
+    assert torch.equal(with_token, torch.cat([token, sequence], dim=1))
+    assert torch.equal(z_0, with_token + model.positions((14, 14)))
+    states = model.eval().hidden_states(photo)
+    assert torch.allclose(found[9].value, states[1], atol=1e-5)
+    assert torch.allclose(found[11].value, states[2], atol=1e-5)
+    assert torch.allclose(found.probabilities, model(photo).softmax(-1), atol=1e-6)
+    assert [p for _, p in found.best()] == sorted(found.probabilities[0].tolist(), reverse=True)
+    assert f"probabilities: {found.best()[0][0]} " in str(found)
+
+
+def test_walking_without_a_head_has_no_probabilities(tmp_path: Path) -> None:
+    found = vitkit.walk(vitkit.create("vit-ti/16", num_classes=0, num_hidden_layers=1, image_size=64))
+    assert found[-1].shape == (1, 192)
+    assert found.best() == []
+    assert "probabilities" not in str(found) + found._repr_html_()
+    assert [path.name for path in found.save(tmp_path)][-1] == "8_features.png"
+
+
+def test_patches_are_an_object(tmp_path: Path) -> None:
+    path = vitkit.save(models()["paper.ViT"], tmp_path / "m.safetensors")
+    photo = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
+    of_object, of_file = vitkit.patches(photo, vitkit.load(path)), vitkit.patches(photo, str(path))
+    for name, values in of_object.arrays.items():
+        np.testing.assert_array_equal(values, of_file.arrays[name])
+    assert of_object.shapes["maps"] == (32, 4, 4)
+    np.testing.assert_array_equal(of_object.arrays["flattened"], of_object.arrays["maps"][16].reshape(1, 16))
+    assert min(of_object.plot().get_size_inches()) > 5
+
+
+@pytest.mark.parametrize("name", ["vit-x/16", "vit-bb", "x/16"])
+def test_a_misspelt_variant_is_reported_as_one(name: str) -> None:
+    for function in (vitkit.summary, lambda model: vitkit.patches(model=model)):
+        with pytest.raises(UnknownName, match=f"Unknown variant '{name}'"):
+            function(name)
 
 
 def test_what_is_not_a_model_is_named() -> None:

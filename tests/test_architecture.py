@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": {"errors", "model"},
     "interfaces": {"errors", "model", "paper", "huggingface", "checkpoints"},
     "data": {"errors", "model.config"},
-    "explain": {"errors", "model"},
+    "explain": {"errors", "model", "huggingface"},
     "speed": {"errors", "optional", "cpu_features", "model"},
     "serve": {"errors", "optional", "cpu_features", "model", "data", "checkpoints", "evaluation", "explain", "speed"},
     "runtime": {"errors", "cpu_features"},
@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "cli": {
+        "api",
         "errors",
         "optional",
         "model",

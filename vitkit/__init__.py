@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
     from vitkit.api import export as export
+    from vitkit.api import patches as patches
     from vitkit.api import predict as predict
     from vitkit.api import probe as probe
     from vitkit.api import save as save
@@ -50,6 +51,7 @@ _HOME = {  # public name -> module that defines it
             "probe",
             "summary",
             "train",
+            "patches",
             "walk",
             "export",
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 
 from vitkit.checkpoints import load
 from vitkit.checkpoints import save as save_checkpoint
+from vitkit.errors import ConfigError
 from vitkit.evaluation.predict import predict as predict_images
 from vitkit.interfaces import as_vit, copy_weights, unwrapped
 from vitkit.model.classifier import Classifier
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from vitkit.jobs.evaluate import Evaluation
     from vitkit.jobs.explain import Explained
     from vitkit.jobs.export import ExportedFile
+    from vitkit.jobs.patches import Patches
     from vitkit.jobs.probe import Probe
     from vitkit.jobs.walk import Walk
     from vitkit.results import Run
@@ -252,7 +255,7 @@ def train(
         >>> sorted(run.results)
         ['test_acc', 'test_loss', 'train_acc', 'train_loss']
     """
-    from vitkit.errors import ConfigError, InputError, nearest
+    from vitkit.errors import InputError, nearest
     from vitkit.jobs import train as job
     from vitkit.jobs.report import try_report
     from vitkit.results import Run
@@ -423,18 +426,47 @@ def summary(model: Model | ViTConfig, *, batch: int = 1, depth: int | None = Non
 
 
 def config_of(model: Model | ViTConfig) -> ViTConfig:
-    """Return the configuration of a variant, a file, a run, or a model of any interface."""
+    """Return the configuration of a variant, a file, a run, a hub id, or a model of any interface."""
     if isinstance(model, ViTConfig):
         return model
-    if isinstance(model, str):
-        from vitkit.errors import UnknownName
-
+    if isinstance(model, str) and not Path(model).expanduser().exists():
         try:
             return variant(model)
-        except UnknownName:
-            if not Path(model).expanduser().exists():
+        except ConfigError:
+            if not _names_weights(model):
                 raise
     return model_of(model).config
+
+
+def _names_weights(name: str) -> bool:
+    """Whether a name stands for weights (a file, a run, owner/name on the hub) and not for a variant (vit-b/16)."""
+    if Path(name).expanduser().exists():
+        return True
+    return bool(re.fullmatch(r"[^/]+(/[^/]+)+|.+@\w+|vit_\w+\.\w+", name)) and not re.fullmatch(r"[\w-]+/\d+", name)
+
+
+def patches(image: Given | None = None, model: Model = "vit-b/16") -> Patches:
+    """Cut an image into patches and embed them: every step of Eq. 1 as an array and as a picture.
+
+    Args:
+        image: any image that `predict` accepts (default: a sample photo).
+        model: a model of any interface, anything that `vitkit.load` accepts, or a variant, which gets random weights
+            (default: vit-b/16).
+
+    Returns:
+        The arrays by name, their `shapes`, and `plot()`.
+
+    Example:
+        >>> import vitkit
+        >>> found = vitkit.patches(model="vit-ti/16")
+        >>> found.arrays["maps"].shape, found.arrays["flattened"].shape
+        ((192, 14, 14), (1, 196))
+    """
+    from vitkit.jobs.patches import model_for
+    from vitkit.jobs.patches import patches as job
+
+    trained = not isinstance(model, str) or _names_weights(model)
+    return job(model_of(model) if trained else model_for(str(model)), image)
 
 
 def walk(model: Model, image: Given | None = None) -> Walk:
@@ -444,15 +476,18 @@ def walk(model: Model, image: Given | None = None) -> Walk:
         model: a model of any interface, or anything that `vitkit.load` accepts.
         image: any image that `predict` accepts (default: a sample photo).
 
+    Returns:
+        A list of steps, from the pixels to the logits, with `probabilities`, `best()` and `plot()`.
+
     Example:
         >>> import vitkit
         >>> steps = vitkit.walk(vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1))
-        >>> steps[-1].shape
-        (1, 3)
+        >>> steps[1].shape, steps[-1].shape
+        ((1, 192, 14, 14), (1, 3))
     """
-    from vitkit.jobs.walk import walk_of
+    from vitkit.jobs.walk import walk as job
 
-    return walk_of(model_of(model).eval(), image)
+    return job(model_of(model), image)
 
 
 def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, merge: int = 0) -> ExportedFile:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 from PIL import Image
 from typer.core import TyperOption
 
-from vitkit import __version__, create, save
+from vitkit import InputSpec, __version__, create, predict, save
 from vitkit.cli import COMMANDS, app
 
 FROZEN = Path(__file__).with_name("command_line.json")
@@ -147,13 +148,43 @@ def test_describe(tmp_path: Path) -> None:
         assert "336" in svg
 
 
+def test_describe_weights(tmp_path: Path) -> None:
+    weights = save(
+        create("vit-ti/16", num_classes=3, num_hidden_layers=1, num_register_tokens=2), tmp_path / "w.safetensors"
+    )
+    done = vitkit("describe", str(weights), "--depth", "0", "--image-size", "32", "--draw", str(tmp_path / "d"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[3].split()[:8] == ["w.safetensors", "ViT", "[1,", "3,", "32,", "32]", "[1,", "3]"]
+    assert "left out huggingface.svg" in done.stdout
+    assert "num_register_tokens=2" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["classes.svg", "overview.svg"]
+    done = vitkit("describe", str(weights), "--classes", "5")
+    assert done.returncode == 2
+    assert "Leave --classes out" in done.stderr
+
+
 def test_walk(tmp_path: Path) -> None:
     done = vitkit("walk", "--model", "vit-ti/16", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "random" in done.stdout
-    for words in ("[1, 3, 224, 224]", "[1, 196, 768]", "[1, 197, 192]", "Eq. 4  [1, 192]"):
+    for words in ("[1, 3, 224, 224]", "[1, 196, 192]", "[1, 197, 192]", "Eq. 4  [1, 192]"):
         assert words in done.stdout
-    assert (tmp_path / "here" / "patches.png").stat().st_size > 10_000
+    assert (tmp_path / "here" / "2_patches.png").stat().st_size > 10_000
+
+
+def test_walk_with_weights_and_a_photo(tmp_path: Path) -> None:
+    spec = InputSpec(size=(64, 64), class_names=("ant", "bee", "cat", "dog"))
+    model = create("vit-ti/16", num_classes=4, num_hidden_layers=1, image_size=64)
+    model.input_spec = spec
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    save(model, tmp_path / "w.safetensors")
+    Image.new("RGB", (80, 60), "red").save(tmp_path / "red.png")
+    done = vitkit("walk", "red.png", "--from", "w.safetensors", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "random" not in done.stdout
+    best = predict(model, tmp_path / "red.png", top=3)[0].guesses
+    assert "probabilities: " + ", ".join(f"{g.name} {g.probability:.1%}" for g in best) in done.stdout
+    assert len(list((tmp_path / "here").glob("*.png"))) == 9
 
 
 @pytest.mark.parametrize(

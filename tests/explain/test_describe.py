@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
-from vitkit import ViTConfig
+from vitkit import ViTConfig, huggingface, paper
 from vitkit.cli import app
-from vitkit.errors import InputError
-from vitkit.explain.describe import Row, describe
-from vitkit.explain.diagram import DIAGRAMS
+from vitkit.errors import ConfigError, InputError
+from vitkit.explain.describe import Row, describe, rows_of
+from vitkit.explain.diagram import DIAGRAMS, paper_parts
 from vitkit.explain.patches import cut
 from vitkit.model.config import VARIANTS
 from vitkit.model.count import parameters
@@ -75,13 +76,77 @@ def test_the_command_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("config", [VARIANTS["vit-b/16"], ODD], ids=["b/16", "odd"])
-@pytest.mark.parametrize("diagram", DIAGRAMS)
+@pytest.mark.parametrize("diagram", ["classes", "overview"])
 def test_drawings_are_svg_with_the_models_own_shapes(diagram: str, config: ViTConfig) -> None:
     drawing = DIAGRAMS[diagram](config)
     words = " ".join(node.text or "" for node in ElementTree.fromstring(drawing).iter())
     assert "class_token: Parameter" in words or diagram != "classes"
     assert str(config.num_prefix_tokens + config.num_patches) in words
     assert str(config.intermediate_size) in words
+
+
+SMALL = ViTConfig(
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=100,
+    image_size=(64, 32),
+    patch_size=8,
+    num_channels=1,
+    num_classes=7,
+)
+
+
+def words_of(drawing: str) -> list[str]:
+    return [node.text or "" for node in ElementTree.fromstring(drawing).iter() if node.tag.endswith("text")]
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_the_twelve_classes_are_drawn_nested(classes: int) -> None:
+    config = dataclasses.replace(SMALL, num_classes=classes)
+    words = words_of(DIAGRAMS["huggingface"](config))
+    results = {name for name in huggingface.__all__ if "ModelOutput" in name} | {"ImageClassifierOutput"}
+    kinds = set(huggingface.__all__) - results - {"ViTConfig"}
+    assert len(kinds) == 12
+    for kind in kinds - ({"ViTForImageClassification"} if not classes else set()):
+        assert any(f": {kind}" in line or f"× {kind}" in line for line in words), kind
+    assert f"{parameters(config):,} parameters" in words[0]
+    assert "layer: 3 × ViTLayer" in words
+    assert sum("ViTLayer" in line for line in words) == 1
+
+
+@pytest.mark.parametrize("pre_logits", [False, True])
+def test_the_five_classes_are_drawn_with_the_shapes_that_they_have(pre_logits: bool) -> None:
+    config = dataclasses.replace(SMALL, pre_logits=pre_logits)
+    with torch.device("meta"):
+        model = paper.ViT((64, 32), 1, 8, 3, 48, 100, 4, 7, pre_logits=pre_logits).eval()
+        rows = {row.name: row for row in rows_of(model, torch.empty(1, 1, 64, 32))}
+    inside = {
+        "PatchEmbedding": "patch_embedding",
+        "MultiheadSelfAttentionBlock": "transformer_encoder.0.msa_block",
+        "MLPBlock": "transformer_encoder.0.mlp_block",
+        "TransformerEncoderBlock": "transformer_encoder.0",
+        "ViT": "",
+    }
+    assert {f"paper-{name}" for name in inside} == {name for name in DIAGRAMS if name.startswith("paper-")}
+    for name, (_, start, parts) in paper_parts(config).items():
+        whole = rows[inside[name]]
+        assert whole.kind == name
+        assert (whole.input, whole.output) == ((1, *start), (1, *parts[-1].result))
+        named = [part for part in parts if re.match(r"[\w.]+:", part.words)]
+        assert named
+        for part in named:
+            row = rows[".".join(filter(None, (inside[name], part.words.partition(":")[0])))]
+            assert row.output == (1, *part.result), part.words
+        words = words_of(DIAGRAMS[f"paper-{name}"](config))
+        assert all(part.words in words for part in parts)
+        assert sum(line == "+" for line in words) == (2 if name == "TransformerEncoderBlock" else 0)
+
+
+@pytest.mark.parametrize("diagram", [name for name in DIAGRAMS if name not in ("classes", "overview")])
+def test_what_other_interfaces_have_no_place_for_is_not_drawn(diagram: str) -> None:
+    with pytest.raises(ConfigError, match="no place for"):
+        DIAGRAMS[diagram](ODD)
 
 
 def test_cut_is_row_by_row() -> None:

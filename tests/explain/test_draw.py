@@ -142,6 +142,7 @@ def test_pictures_of_eq_1_name_their_shapes() -> None:
         "row": "Row 3 of 4: 4 patches of 8 x 8 x 3",
         "grid": "4 x 4 = 16 patches of 8 x 8 x 3",
         "feature_maps": "10 random channels of 32, each 4 x 4",
+        "flattened": "4 x 4 -> [1 x 16], channel 17 of 32",
         "embedding": "patch 11 of 16 as a vector [1 x 32]",
         "positions": "[17 x 32]",
         "sequence": "[20 tokens x 32]",

@@ -234,7 +234,8 @@ def test_command_lines(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "[6, 4, 8, 8, 3]" in said
     assert "random" in said
-    assert len(list((tmp_path / "p").glob("*.png"))) == 7
+    assert "[1, 24]" in said
+    assert len(list((tmp_path / "p").glob("*.png"))) == 8
     run("patches", photo, "--from", weights, "--out", tmp_path / "q")
     assert "random" not in capsys.readouterr().out
 

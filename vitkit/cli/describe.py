@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitkit.cli.options import parse_size
 
+if TYPE_CHECKING:
+    from vitkit.model.config import ViTConfig
+
 
 def describe(
-    model: Annotated[str, typer.Argument(help="Variant, such as vit-b/16 or its timm name (see `vitkit models`).")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Variant, such as vit-b/16 or its timm name (see `vitkit models`), a run folder, a file or a hub id."
+        ),
+    ],
     size: Annotated[
-        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the variant's size).")
+        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the model's size).")
     ] = None,
     num_classes: Annotated[
-        int | None, typer.Option("--classes", help="Number of classes; 0 for no head (default: 1000).")
+        int | None, typer.Option("--classes", help="Number of classes of a variant; 0 for no head (default: 1000).")
     ] = None,
-    channels: Annotated[int | None, typer.Option("--channels", help="Channels per image (default: 3).")] = None,
+    channels: Annotated[
+        int | None, typer.Option("--channels", help="Channels per image of a variant (default: 3).")
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size of the shapes.")] = 1,
     depth: Annotated[
         int | None, typer.Option("--depth", min=0, help="Show modules down to this depth (default: all).")
     ] = None,
     draw: Annotated[
-        Path | None, typer.Option("--draw", help="Folder for two SVG drawings of the model (default: no drawings).")
+        Path | None,
+        typer.Option("--draw", help="Folder for SVG drawings of the model and its classes (default: no drawings)."),
     ] = None,
 ) -> None:
     """Show every module of a model with the shapes of its input and output and its parameters."""
     from vitkit.cli.text import print_table
-    from vitkit.model.config import variant
     from vitkit.model.count import flops, parameters
 
-    given: dict[str, Any] = {"image_size": parse_size(size), "num_classes": num_classes, "num_channels": channels}
-    config = variant(model, **{name: value for name, value in given.items() if value is not None})
+    config = _config(model, parse_size(size), num_classes, channels)
 
     from vitkit.explain.describe import describe as rows_of
 
+    label = Path(model).name if Path(model).exists() else model
     rows = [row for row in rows_of(config, batch) if depth is None or row.depth <= depth]
     print_table(
         ["module", "class", "input", "output", "parameters#", "trainable"],
@@ -45,7 +56,7 @@ def describe(
                 "  " * row.depth
                 + (row.name.rpartition(".")[2] if not row.name.startswith("blocks.") or row.depth > 2 else row.name)
                 if row.name
-                else model,
+                else label,
                 row.kind,
                 "-" if row.input is None else list(row.input),
                 "-" if row.output is None else list(row.output),
@@ -60,16 +71,41 @@ def describe(
         f"{flops(config) / 1e9:,.1f} GFLOPs per image of {config.image_hw[0]} x {config.image_hw[1]} pixels."
     )
     if draw is not None:
-        from vitkit.errors import OutputError
+        from vitkit.errors import ConfigError, OutputError
         from vitkit.explain.diagram import DIAGRAMS
 
         try:
             draw.mkdir(parents=True, exist_ok=True)
             for name, diagram in DIAGRAMS.items():
                 path = draw / f"{name}.svg"
-                path.write_text(diagram(config), encoding="utf-8")
-                print(f"wrote {path}")
+                try:
+                    path.write_text(diagram(config), encoding="utf-8")
+                    print(f"wrote {path}")
+                except ConfigError as reason:  # the five and the twelve classes do not have every option
+                    print(f"left out {path.name}: {reason}")
         except OSError as error:
             raise OutputError(
                 f"Expected a writable folder; cannot write to {draw} ({error.strerror}). Choose another with --draw."
             ) from error
+
+
+def _config(model: str, size: int | tuple[int, int] | None, num_classes: int | None, channels: int | None) -> ViTConfig:
+    """Return the configuration of a variant with these changes, or of trained weights at this size."""
+    from vitkit.errors import ConfigError, InputError
+    from vitkit.model.config import variant
+
+    given = {"image_size": size, "num_classes": num_classes, "num_channels": channels}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    try:
+        known = not Path(model).expanduser().exists() and variant(model)
+    except ConfigError:
+        known = False
+    if known:
+        return variant(model, **changes)
+    from vitkit.api import config_of
+
+    config = config_of(model)
+    for option, value in (("--classes", num_classes), ("--channels", channels)):
+        if value is not None:
+            raise InputError(f"Expected a variant with {option}; {model} is trained weights. Leave {option} out.")
+    return dataclasses.replace(config, **changes)

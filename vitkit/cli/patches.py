@@ -32,14 +32,13 @@ def patches(
     from vitkit.model.config import variant
 
     variant(model)  # reports an unknown name before importing torch, which is slow
-    from vitkit.jobs.patches import patches as run
+    from vitkit.jobs.patches import model_for
+    from vitkit.jobs.patches import patches as job
 
-    files, shapes, trained = run(
-        image, out, model=model, weights=weights, patch_size=patch_size, seed=seed, **overrides
-    )
-    for name, shape in shapes.items():
-        print(f"{name:10} {list(shape)}")
-    for file in files:
+    size = overrides.pop("image_size", None)
+    found = job(model_for(model, weights, size, patch_size, seed, **overrides), image, size)
+    print(found)
+    for file in found.save(out):
         print(f"wrote {file}")
-    if not trained:
+    if weights is None:
         print("The weights are random: feature maps and positions have learned nothing. Use trained ones with --from.")

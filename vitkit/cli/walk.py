@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import loads_weights
 
+
+@loads_weights
 def walk(
+    image: Annotated[str | None, typer.Argument(help="Image file (default: a sample photo).")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--from", help="Trained weights: a run folder, a file or a hub id (default: random weights)."),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("walk"),
-    model: Annotated[str, typer.Option("--model", help="Variant, see `vitkit models`.")] = "vit-b/16",
+    model: Annotated[
+        str, typer.Option("--model", help="Variant with random weights, see `vitkit models`.")
+    ] = "vit-b/16",
+    *,
+    overrides: dict[str, Any],
 ) -> None:
-    """Follow a photo through the equations of the paper and show the shape after each step."""
+    """Follow a photo through the equations of the paper: the shape, a few values and a picture of each step."""
     from vitkit.cli.text import console
     from vitkit.model.config import variant
 
     variant(model)  # reports an unknown name before importing torch, which is slow
-    from vitkit.jobs.walk import walk as steps_of
+    from vitkit.jobs.patches import model_for
+    from vitkit.jobs.walk import walk as job
 
-    print(f"One photo through Eqs. 1-4 of {model}. The weights are random, so look at the shapes, not the values.\n")
-    pictures = []
-    for step in steps_of(model, out):
-        if isinstance(step, Path):
-            pictures.append(step)
-        else:
-            console().print(f"  {step.equation:6} {list(step.shape)!s:20} {step.words}", markup=False)
+    size = overrides.pop("image_size", None)
+    found = job(model_for(model, weights, size, **overrides), image, size)
+    note = "" if weights else " The weights are random, so look at the shapes, not the values."
+    print(f"One photo through Eqs. 1-4 of {weights or model}.{note}\n")
+    console().print(str(found), markup=False, soft_wrap=True)
     print()
-    for picture in pictures:
+    for picture in found.save(out):
         print(f"wrote {picture}")
-    print(f"next: vitkit describe {model} --draw {out}    vitkit models    vitkit --help")
+    print(f"next: vitkit describe {weights or model} --draw {out}    vitkit models    vitkit --help")

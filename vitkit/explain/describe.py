@@ -47,7 +47,7 @@ class Row:
 
 
 def _shape(value: Any) -> Shape:
-    while isinstance(value, tuple) and value and not isinstance(value[0], int):
+    while not isinstance(value, Tensor) and not isinstance(value[0], int):  # of several results the first
         value = value[0]
     return tuple(value.shape if isinstance(value, Tensor) else value)
 
@@ -59,15 +59,26 @@ def meta(config: ViTConfig, batch: int = 1) -> tuple[ViT, Tensor]:
 
 
 def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
-    """List every module of a model, in the order in which an image passes through them.
-
-    The parameters of a row are the sum of those of the rows directly inside it.
+    """List every module of a ViT, in the order in which an image passes through them.
 
     Args:
         config: the architecture.
         batch: batch size B of the shapes (default: 1).
     """
     model, x = meta(config, batch)
+    model.pool.rows = None  # every block with all tokens: otherwise the last one computes only those that Eq. 4 reads
+    return rows_of(model, x)
+
+
+def rows_of(model: nn.Module, x: Tensor) -> list[Row]:
+    """List every module of a model of any interface, in the order in which an image passes through them.
+
+    The parameters of a row are the sum of those of the rows directly inside it.
+
+    Args:
+        model: the model, on the meta device.
+        x: images, on the meta device.
+    """
     entered: dict[nn.Module, tuple[int, Shape]] = {}  # when each module was called first, and with which shape
     left: dict[nn.Module, Shape] = {}
 
@@ -80,7 +91,6 @@ def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
     for module in model.modules():
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
-    model.pool.rows = None  # every block with all tokens: otherwise the last one computes only those that Eq. 4 reads
     model(x)
 
     def call(module: nn.Module) -> tuple[int, Shape, Shape] | None:

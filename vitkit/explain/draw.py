@@ -35,7 +35,6 @@ from vitkit.explain.pixels import (
     shrunk,
     spotlight,
     to_unit_range,
-    with_gaps,
 )
 from vitkit.types import Array
 
@@ -51,7 +50,6 @@ __all__ = [
     "shrunk",
     "spotlight",
     "to_unit_range",
-    "with_gaps",
 ]
 
 
@@ -324,6 +322,28 @@ def photo(image: NDArray[np.uint8], title: str) -> Figure:
     return _ink(figure)
 
 
+def stacked(figures: Sequence[Figure]) -> Figure:
+    """Draw several figures as one, each below the one before."""
+    pictures = []
+    for figure in figures:
+        out = io.BytesIO()
+        with _quiet("vitkit"):
+            _ink(figure).savefig(out, format="png", bbox_inches="tight", dpi=DPI, facecolor="white")
+        with Image.open(out) as opened:
+            pictures.append(np.asarray(opened.convert("RGB")))
+    sheet = np.full((sum(map(len, pictures)), max(picture.shape[1] for picture in pictures), 3), 255, np.uint8)
+    top = 0
+    for picture in pictures:
+        left = (sheet.shape[1] - picture.shape[1]) // 2
+        sheet[top : top + len(picture), left : left + picture.shape[1]] = picture
+        top += len(picture)
+    result = Figure(figsize=(sheet.shape[1] / DPI, sheet.shape[0] / DPI), dpi=DPI)
+    axis = result.add_axes((0, 0, 1, 1))
+    axis.imshow(sheet)
+    axis.axis("off")
+    return result
+
+
 def short(names: Sequence[str], most: int = 24) -> list[str]:
     """Truncate long names, marking the cut with an ellipsis."""
     return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
@@ -415,45 +435,3 @@ def values(
         axis.set_yticks(list(marks), list(marks.values()), fontsize=8)
     figure.colorbar(shown, ax=axis, label=bar, pad=0.01)
     return figure
-
-
-def patches(image: NDArray[np.uint8], cut: NDArray[np.uint8], path: Path, title: str) -> Path:
-    """Draw an image, its first row of patches, and all patches with their numbers.
-
-    Args:
-        image: [H, W, C].
-        cut: its patches [rows, columns, P, P, C], from `explain.patches.cut`.
-        path: file to write.
-        title: a line above the picture.
-    """
-    rows, columns, P, _, channels = cut.shape
-    sheet, step = with_gaps(cut)
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    axes = figure.subplot_mosaic([["image", "grid"], ["row", "row"]], height_ratios=[6, 1])
-    figure.suptitle(title)
-    height, width = image.shape[:2]
-    for name, picture, words in (
-        ("image", image, f"the image: {height} x {width} x {channels}"),
-        (
-            "grid",
-            sheet,
-            f"{rows} x {columns} = {rows * columns} patches of {P} x {P} x {channels} ({P * P * channels} values each)",
-        ),
-        ("row", sheet[:P], f"the first row: patches 1 to {columns}"),
-    ):
-        axes[name].imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", vmin=0, vmax=255)
-        axes[name].set_title(words, fontsize=10)
-        axes[name].set_axis_off()
-    size = min(max(90 / max(rows, columns), 2.5), 9)
-    for r in range(rows):
-        for c in range(columns):
-            axes["grid"].text(
-                c * step + 0.5,
-                r * step + 0.5,
-                str(r * columns + c + 1),
-                fontsize=size,
-                va="top",
-                color="white",
-                bbox={"facecolor": "black", "alpha": 0.45, "pad": 0.4, "lw": 0},
-            )
-    return save(figure, path)

@@ -45,8 +45,8 @@ def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
 
     Returns:
         image [H, W, 3]; patches [rows, columns, P, P, 3]; maps [D, rows, columns], the patch embedding as the feature
-        maps of a convolution; embedded [N, D]; positions E_pos, [N + 1, D] with a class token or else [N, D]; and
-        sequence, z_0 [T, D].
+        maps of a convolution; flattened [1, N], the map of the middle channel as a row; embedded [N, D]; positions
+        E_pos, [N + 1, D] with a class token or else [N, D]; and sequence, z_0 [T, D].
     """
     with eval_mode(model, pixels) as (vit, x):
         if len(x) != 1:
@@ -58,6 +58,7 @@ def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
             "image": image,
             "patches": cut(image, vit.config.patch_size),
             "maps": to_array(maps[0]),
+            "flattened": to_array(maps[0].flatten(1)[len(maps[0]) // 2][None]),
             "embedded": to_array(maps.flatten(2).mT[0]),
             "positions": to_array(vit.positions(grid)[0]),
             "sequence": to_array(vit.embed(x)[0]),
@@ -109,6 +110,18 @@ def _maps(a: Arrays, count: int = 10, seed: int = 0) -> draw.Figure:
     )
 
 
+def _flattened(a: Arrays) -> draw.Figure:
+    D, rows, columns = a["maps"].shape
+    return draw.values(
+        a["flattened"],
+        title=f"One feature map flattened: {rows} x {columns} -> [1 x {rows * columns}], channel {D // 2 + 1} of {D}",
+        x="patch, counted from 0",
+        y="",
+        tall=1.5,
+        marks={0: f"channel {D // 2 + 1}"},
+    )
+
+
 def _one(a: Arrays) -> draw.Figure:
     N, D = a["embedded"].shape
     middle = a["patches"].shape[0] // 2 * a["patches"].shape[1] + a["patches"].shape[1] // 2
@@ -153,6 +166,7 @@ PICTURES: dict[str, Callable[[Arrays], draw.Figure]] = {
     "row": _row,
     "grid": _grid,
     "feature_maps": _maps,
+    "flattened": _flattened,
     "embedding": _one,
     "positions": _positions,
     "sequence": _sequence,

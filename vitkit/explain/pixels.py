@@ -123,14 +123,3 @@ def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
         return image
     size = most, max(round(H * most / W), 1)
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BOX))
-
-
-def with_gaps(cut: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
-    """Lay out patches [rows, columns, P, P, C] with white gaps; also return the distance between patches in pixels."""
-    rows, columns, P, _, channels = cut.shape
-    step = P + max(P // 8, 1)
-    sheet = np.full((rows * step - step + P, columns * step - step + P, channels), 255, np.uint8)
-    for r in range(rows):
-        for c in range(columns):
-            sheet[r * step : r * step + P, c * step : c * step + P] = cut[r, c]
-    return sheet, step

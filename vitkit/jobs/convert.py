@@ -8,13 +8,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitkit.checkpoints.verify import Comparison, compare
+from vitkit.data.samples import sample_photo
 from vitkit.errors import CannotExpress, CheckpointError
-from vitkit.jobs.walk import square_photo
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
+
+
+def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
+    """The centre square of a sample photo (`china`, `flower`), resized to (height, width)."""
+    photo = sample_photo(name)
+    side = min(photo.size)
+    left, top = (photo.width - side) // 2, (photo.height - side) // 2
+    return photo.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
 
 
 def photos(config: ViTConfig) -> Tensor:

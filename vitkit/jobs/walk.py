@@ -1,24 +1,22 @@
-"""A photo through Eqs. 1-4, one step at a time."""
+"""A photo through Eqs. 1-4, one step at a time, with the shape, a few values and a picture of each step."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
-from vitkit.data.preprocess import preprocess
-from vitkit.data.samples import sample_photo
-from vitkit.evaluation.predict import Given, Images
+from vitkit.evaluation.names import class_names
+from vitkit.evaluation.predict import Given
 from vitkit.explain import draw
-from vitkit.explain.patches import cut
-from vitkit.model.create import create
+from vitkit.explain.common import eval_mode, patch_map, reader, to_array
+from vitkit.explain.patches import PICTURES as EQ_1
+from vitkit.explain.patches import embedding
+from vitkit.jobs.patches import pixels_of
 from vitkit.model.vit import ViT
 
 
@@ -38,22 +36,72 @@ class Step:
     @property
     def few(self) -> str:
         """Its first values."""
-        return ", ".join(f"{value:.3g}" for value in self.value.flatten()[:3].tolist()) + ", ..."
-
-
-def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
-    """The centre square of a sample photo (`china`, `flower`), resized to (height, width)."""
-    photo = sample_photo(name)
-    side = min(photo.size)
-    left, top = (photo.width - side) // 2, (photo.height - side) // 2
-    return photo.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+        few = ", ".join(f"{value:.3g}" for value in self.value.flatten()[:3].tolist())
+        return few + ", ..." * (self.value.numel() > 3)
 
 
 class Walk(list[Step]):
-    """The steps of one photo; shown as a table with a few values of each tensor."""
+    """The steps of one photo, from its pixels to the logits; shown as a table with a few values of each tensor.
+
+    Args:
+        model: a ViT in eval mode.
+        x: pixels [1, C, H, W], normalised as the model's InputSpec says.
+    """
+
+    def __init__(self, model: ViT, x: Tensor) -> None:
+        super().__init__(steps(model, x))
+        self.names = class_names(model) if model.config.num_classes else ()
+        self.arrays = embedding(model, x)
+        rows, self.reads = reader(model)
+        value = {step.equation: step.value for step in self}
+        attention = to_array(value["Eq. 6"][0, :, rows].mean(1))  # [h, T]
+        self.attention = patch_map(attention, model, (self[1].shape[2], self[1].shape[3]))  # [h, rows, columns]
+        self.y = value["Eq. 4"]
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The softmax of the logits, [1, K]; the features' own values for a model without a head."""
+        return self[-1].value.softmax(-1) if self.names else self[-1].value
+
+    def best(self, count: int = 3) -> list[tuple[str, float]]:
+        """The most probable classes with their probabilities; none for a model without a head.
+
+        Args:
+            count: how many (default: 3).
+        """
+        if not self.names:
+            return []
+        p, order = self.probabilities[0].sort(descending=True, stable=True)
+        return [(self.names[k], float(value)) for value, k in zip(p[:count], order[:count], strict=True)]
+
+    def pictures(self) -> Iterator[tuple[str, draw.Figure]]:
+        """Draw the steps that can be seen: (name, figure) in the order of the walk."""
+        for name, picture in PICTURES.items():
+            if name != "probabilities" or self.names:
+                yield name, picture(self)
+
+    def plot(self) -> draw.Figure:
+        """Draw all pictures, one below the other."""
+        return draw.stacked([figure for _, figure in self.pictures()])
+
+    def save(self, out: Path) -> list[Path]:
+        """Write the pictures as `1_photo.png` and so on, and return their paths.
+
+        Args:
+            out: folder to write to.
+        """
+        return [draw.save(figure, out / f"{i}_{name}.png") for i, (name, figure) in enumerate(self.pictures(), start=1)]
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Equation, shape, first values and words of every step, and of the probabilities."""
+        shown = [*self]
+        if self.names:
+            words = "probabilities: " + ", ".join(f"{name} {p:.1%}" for name, p in self.best())
+            shown.append(Step("", words, self.probabilities))
+        return [(step.equation, str(list(step.shape)), step.few, step.words) for step in shown]
 
     def __str__(self) -> str:
-        rows = [(step.equation, str(list(step.shape)), step.few, step.words) for step in self]
+        rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return "\n".join(
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
@@ -63,41 +111,23 @@ class Walk(list[Step]):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{step.equation}</td><td><code>{list(step.shape)}</code></td><td><code>{step.few}</code></td>"
-            f"<td>{html.escape(step.words)}</td></tr>"
-            for step in self
+            f"<tr><td>{equation}</td><td><code>{shape}</code></td><td><code>{few}</code></td>"
+            f"<td>{html.escape(words)}</td></tr>"
+            for equation, shape, few, words in self.rows()
         )
         return f"<table><tr><th></th><th>shape</th><th>first values</th><th></th></tr>{rows}</table>"
 
 
-def walk_of(model: ViT, image: Given | None = None) -> Walk:
+def walk(model: ViT, image: Given | None = None, image_size: int | tuple[int, int] | None = None) -> Walk:
     """Take one photo through a model.
 
     Args:
-        model: a ViT in eval mode.
+        model: a ViT.
         image: any image that `vitkit.predict` accepts (default: a sample photo).
+        image_size: image size in pixels (default: the model's).
     """
-    source = Images(image if image is not None else sample_photo("flower"))
-    x = preprocess(source.read(0)[0], model.input_spec, source.names[0])[None]
-    return Walk(steps(model, x.to(next(model.parameters()))))
-
-
-def walk(variant: str, out: Path, seed: int = 42) -> Iterator[Step | Path]:
-    """Yield each step of one photo's way through a new model, and the picture of its patches.
-
-    Args:
-        variant: a row of VARIANTS.
-        out: folder for the picture.
-        seed: seed of the random weights (default: 42).
-    """
-    torch.manual_seed(seed)
-    model = create(variant).eval()
-    c = model.config
-    photo = np.asarray(square_photo("flower", c.image_hw))  # [H, W, C]
-    parts = cut(photo, c.patch_size)
-    yield draw.patches(photo, parts, out / "patches.png", f"What {variant} is fed: a sequence of patches")
-    x = (torch.from_numpy(photo.copy()).permute(2, 0, 1)[None] / 255 - 0.5) / 0.5  # [1, C, H, W]
-    yield from steps(model, x)
+    with eval_mode(model, pixels_of(model, image, image_size)) as (vit, x):
+        return Walk(vit, x)
 
 
 @torch.no_grad()
@@ -108,24 +138,78 @@ def steps(model: ViT, x: Tensor) -> Iterator[Step]:
         model: a ViT in eval mode.
         x: pixels [1, C, H, W], normalised as the model's InputSpec says.
     """
-    c, L = model.config, model.config.num_hidden_layers
+    c, L, P = model.config, model.config.num_hidden_layers, model.config.patch_size
     yield Step("", "the photo, as normalised pixels", x)
-    flat = F.unfold(x, c.patch_size, stride=c.patch_size).mT  # [1, N, C P P]
-    yield Step(
-        "", f"cut into {x.shape[2] // c.patch_size} x {x.shape[3] // c.patch_size} patches, each flattened", flat
-    )
-    yield Step("Eq. 1", "x_p E: every patch projected to the model's width", model.patch_embedding(x)[0])
+    e, grid = model.patch_embedding(x)  # [1, N, D]
+    yield Step("Eq. 1", f"E as a convolution: every {P} x {P} patch becomes D numbers", e.mT.unflatten(2, grid))
+    yield Step("Eq. 1", "flattened: the patches in one row", e.mT)
+    yield Step("Eq. 1", "transposed: x_p E, a sequence of patch embeddings", e)
+    if model.class_token is not None:
+        yield Step("Eq. 1", "x_class: the class token, which is learned", model.class_token)
+        yield Step("Eq. 1", "the class token in front", torch.cat([model.class_token, e], dim=1))
     z = model.embed(x)
-    yield Step("Eq. 1", "z_0: the class token in front, positions added", z)
-    yield Step("Eq. 6", "A: what each token of the first block looks at, per head", model.blocks[0].attention(z))
+    registers = f", {c.num_register_tokens} registers inserted" if c.num_register_tokens else ""
+    yield Step("Eq. 1", f"z_0: the positions E_pos added{registers}", z)
+    yield Step("Eq. 6", "A: what each token of block 1 attends to, per head", model.blocks[0].attention(z))
     for layer, block in enumerate(model.blocks, start=1):
         z = block.attend(z)
-        if layer == 1:
-            yield Step("Eq. 2", "z'_1 = MSA(LN(z_0)) + z_0", z)
+        if layer in (1, L):
+            yield Step("Eq. 2", f"z'_{layer} = MSA(LN(z_{layer - 1})) + z_{layer - 1}", z)
         z = block.feed_forward(z)
         if layer in (1, L):
             yield Step("Eq. 3", f"z_{layer} = MLP(LN(z'_{layer})) + z'_{layer}", z)
     y = model.read(z)
-    what = "the class token" if c.pool == "cls" else "the mean of the patches"
-    yield Step("Eq. 4", f"y = LN(z_{L}^0): {what} sums up the photo", y)
-    yield Step("", "logits: one number per class", model.classify(y))
+    yield Step(
+        "Eq. 4",
+        f"y = LN(z_{L}^0): the class token sums up the photo"
+        if c.pool == "cls"
+        else "y: the mean of the patches sums up the photo",
+        y,
+    )
+    yield Step("", "logits: one number per class" if c.num_classes else "no head: the features", model.classify(y))
+
+
+def _attention(found: Walk) -> draw.Figure:
+    heads = len(found.attention)
+    return draw.tiles(
+        [draw.overlay(found.arrays["image"], heat) for heat in found.attention],
+        min(heads, 6),
+        side=2,
+        names=[f"head {head + 1}" for head in range(heads)],
+        title=f"Attention of the {found.reads} in block 1 (A of Eq. 6): coloured patches get the most weight",
+    )
+
+
+def _features(found: Walk) -> draw.Figure:
+    y = to_array(found.y)
+    return draw.values(
+        y,
+        title=f"What the head reads, y of Eq. 4: the {found.reads} after the last block, [1 x {y.shape[1]}]",
+        x="dimension",
+        y="",
+        tall=1.5,
+        marks={0: "y"},
+    )
+
+
+def _probabilities(found: Walk) -> draw.Figure:
+    best = found.best(5)
+    title = f"Probabilities: the {len(best)} highest of {len(found.names)} classes"
+    return draw.bars([name for name, _ in best], [p for _, p in best], title=title, x="probability")
+
+
+def _of_eq_1(name: str) -> Callable[[Walk], draw.Figure]:
+    return lambda found: EQ_1[name](found.arrays)
+
+
+PICTURES: dict[str, Callable[[Walk], draw.Figure]] = {
+    "photo": _of_eq_1("image"),
+    "patches": _of_eq_1("grid"),
+    "feature_maps": _of_eq_1("feature_maps"),
+    "flattened": _of_eq_1("flattened"),
+    "positions": _of_eq_1("positions"),
+    "sequence": _of_eq_1("sequence"),
+    "attention": _attention,
+    "features": _features,
+    "probabilities": _probabilities,
+}
