@@ -82,7 +82,9 @@ def model_for(
     if weights is not None:
         return load(weights, **overrides)
     if overrides:
-        raise ConfigError(f"Expected --from with {', '.join(overrides)}, which only applies to weights; got none. Give weights.")
+        raise ConfigError(
+            f"Expected --from with {', '.join(overrides)}, which only applies to weights; got none. Give weights."
+        )
     config = variant(model)
     torch.manual_seed(seed)
     P = patch_size or config.patch_size

@@ -116,7 +116,9 @@ def prepare(
     weights = str(weights) if weights else stored.get("weights")
     loading = loading or stored.get("loading") or {}
     if loading and weights is None:
-        raise ConfigError(f"Expected --from with {', '.join(loading)}, which only applies to weights; got none. Give weights.")
+        raise ConfigError(
+            f"Expected --from with {', '.join(loading)}, which only applies to weights; got none. Give weights."
+        )
     name, how = _choose_recipe(recipe, weights, stored)
     how = how.change(**(changes or {}))
     _check_model(model, weights, fields, how)
