@@ -171,6 +171,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "figures": "figures {w} --only filters --out {o}",
     "export": "export {w} --to onnx --out {o}.onnx",
     "patches": "patches {p} --from {w} --out {o}",
+    "walk": "walk {p} --from {w} --out {o}",
     "serve": "serve {w}",
     "train": "train {d} --from {w} --out {o} --dry-run",
     "sweep": "sweep {d} --from {w} --out {o} --recipe finetune-pets --lrs 0.01",
