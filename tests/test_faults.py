@@ -279,6 +279,17 @@ def test_every_room_has_a_fault() -> None:
     assert rooms - {"jobs"} <= {planted.file.split("/")[0] for planted in FAULTS.values()}  # jobs join rooms
 
 
+def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS, ids=lambda name: f"{FAULTS[name].file}: {name}")
 def test_a_fault_is_caught(name: str, tmp_path: Path) -> None:
@@ -287,13 +298,9 @@ def test_a_fault_is_caught(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT, copy, ignore=ignored)
     file = copy / "vitkit" / planted.file
     file.write_text(file.read_text(encoding="utf-8").replace(planted.old, planted.new), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *(f"tests/{test}" for test in planted.tests)],
-        cwd=copy,
-        env=os.environ | {"PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tests = [f"tests/{test}" for test in planted.tests]
+    done = pytest_in(copy, "-x", *tests)
     assert done.returncode == 1, f"{name}: no test failed\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    shutil.copy(ROOT / "vitkit" / planted.file, file)
+    done = pytest_in(copy, "--last-failed", *tests)
+    assert done.returncode == 0, f"{name}: the test fails without the fault too\n{done.stdout[-2000:]}"

@@ -307,6 +307,8 @@ def test_known_rows_are_sourced_and_valid() -> None:
     for row in (*(row.spec for row in KNOWN), *DEFAULTS.values()):
         InputSpec(**row)
     assert preprocessing("my_model.pth") is None
+    imagenet = DEFAULTS["torchvision"]
+    assert (imagenet["mean"], imagenet["std"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_known_agrees_with_timm() -> None:
