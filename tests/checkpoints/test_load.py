@@ -321,8 +321,9 @@ def test_known_agrees_with_timm() -> None:
         if row is None or "timm" not in row.source:
             continue
         cfg = timm.get_pretrained_cfg(name)
-        assert (tuple(cfg.mean), cfg.crop_pct, cfg.interpolation) == (
+        assert (tuple(cfg.mean), tuple(cfg.std), cfg.crop_pct, cfg.interpolation) == (
             row.spec["mean"],
+            row.spec["std"],
             row.spec["crop"],
             row.spec["interpolation"],
         ), name
