@@ -92,8 +92,8 @@ def request(weights: Path, photo: bytes) -> Callable[[], object]:
     """POST /predict to the app, in process."""
     from starlette.testclient import TestClient
 
-    from vitkit.serve.app import create_app
-    from vitkit.serve.service import load_service
+    from vitkit.server.app import create_app
+    from vitkit.server.service import load_service
 
     client = TestClient(create_app(load_service(weights)), base_url="http://127.0.0.1")
     client.__enter__()

@@ -17,8 +17,8 @@ import statistics
 
 import vitkit
 from vitkit.data import preprocess
-from vitkit.explain.attention import attention_distance, class_attention, gradient_rollout, rollout
-from vitkit.explain.occlusion import occlusion
+from vitkit.explanations.attention import attention_distance, class_attention, gradient_rollout, rollout
+from vitkit.explanations.occlusion import occlusion
 from vitkit.jobs.explain import explain, summary
 from vitkit.jobs.figures import figures, pixels, sample_photos, some_images
 

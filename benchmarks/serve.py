@@ -182,7 +182,7 @@ async def load(port: int, requests: list[bytes], each: int) -> tuple[float, list
 @contextmanager
 def started(name: str, weights: Path, threads: int) -> Iterator[tuple[int, int]]:
     from benchmarks.fuzz_serve import wait_for
-    from vitkit.serve.server import listen
+    from vitkit.server.server import listen
 
     with listen("127.0.0.1", 0) as bound:
         port = int(bound.getsockname()[1])
@@ -255,7 +255,7 @@ def over_http(model: str, clients: int, each: int, rounds: int, threads: int) ->
 def batcher_only(model: str, device: str, dtype: str, engine: str, clients: int, seconds: float, rounds: int) -> None:
     """Sixteen threads use the batcher, or take turns to run the model with one image each. Needs only torch."""
     from vitkit import create
-    from vitkit.serve.batching import Batcher
+    from vitkit.server.batching import Batcher
     from vitkit.speed.engines import ENGINES
 
     vit = create(model).eval().to(device, getattr(torch, dtype))

@@ -57,7 +57,7 @@ def test_every_interface_everywhere(kind: str, tmp_path: Path) -> None:
     assert vitkit.embed(model, "digits", cache=tmp_path / "c", workers=0)["all"].features.shape[1] == 32
     found = vitkit.probe(model, "digits", tmp_path / "run", methods=["ridge"], cache=tmp_path / "c", workers=0)
     assert found.evaluation.measures.top1 > 0.3
-    assert api.explain(model, photo, tmp_path / "x")[0].predictions
+    assert vitkit.explain(model, photo, tmp_path / "x")[0].predictions
     assert vitkit.summary(model).parameters == sum(p.numel() for p in model.parameters())
     assert torch.allclose(vitkit.walk(model, photo)[-1].value, vitkit.walk(path, photo)[-1].value, atol=1e-5)
 
@@ -70,7 +70,7 @@ def test_results_show_themselves(tmp_path: Path) -> None:
         vitkit.predict(model, photo)[0],
         vitkit.predict(model, tmp_path / "a.png")[0],
         vitkit.evaluate(model, "digits", in_order=True, workers=0),
-        api.explain(model, photo, tmp_path / "x")[0],
+        vitkit.explain(model, photo, tmp_path / "x")[0],
         vitkit.patches(photo, model),
     ):
         assert min(Image.open(io.BytesIO(shown._repr_png_())).size) > 100
@@ -195,7 +195,7 @@ def test_a_run_in_python(tmp_path: Path) -> None:
     again = vitkit.train(None, tmp_path / "run", resume=True, report=False)
     assert again.results == run.results
     assert vitkit.Run(tmp_path / "run").model().config.hidden_size == 32
-    assert vitkit.api.report(run).name == "report.html"
+    assert vitkit.report(run).name == "report.html"
 
 
 SMALL = {
@@ -236,3 +236,9 @@ def test_a_model_of_your_own_on_the_command_line(tmp_path: Path) -> None:
     assert "num_attention_heads must divide hidden_size" in str(done.exception)
     done = CliRunner().invoke(app, [*words, "--set", "wide", "--out", str(tmp_path / "other")])
     assert "--set takes FIELD=VALUE" in str(done.exception)
+
+
+def test_no_public_function_shares_its_name_with_a_module() -> None:
+    """Importing `vitkit.x` would replace the function `vitkit.x` by the module."""
+    modules = {path.stem for path in Path(vitkit.__file__).parent.iterdir()}
+    assert modules & {name for name in vitkit.__all__ if name != "__version__"} == set()

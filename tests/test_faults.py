@@ -187,54 +187,54 @@ FAULTS: dict[str, Fault] = {
     ),
     # explain
     "rollout without the residual": fault(
-        "explain/attention.py",
+        "explanations/attention.py",
         "A.mean(1) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)",
         "A.mean(1)",
-        "explain/test_attention.py",
+        "explanations/test_attention.py",
     ),
     "gradient rollout keeps what speaks against the class": fault(
-        "explain/attention.py", ".clamp(min=0).mean(1)", ".mean(1)", "explain/test_attention.py"
+        "explanations/attention.py", ".clamp(min=0).mean(1)", ".mean(1)", "explanations/test_attention.py"
     ),
     "attention distance in patches instead of pixels": fault(
-        "explain/attention.py", ".float() * patch_size", ".float()", "explain/test_attention.py"
+        "explanations/attention.py", ".float() * patch_size", ".float()", "explanations/test_attention.py"
     ),
     "deletion covers the least important patches first": fault(
-        "explain/occlusion.py",
+        "explanations/occlusion.py",
         "np.argsort(-values.reshape(-1)",
         "np.argsort(values.reshape(-1)",
-        "explain/test_occlusion.py",
+        "explanations/test_occlusion.py",
     ),
     # report
     "a page that does not escape names": fault(
-        "report/render.py", "autoescape=True", "autoescape=False", "report/test_report.py"
+        "reports/render.py", "autoescape=True", "autoescape=False", "reports/test_report.py"
     ),
     "the comparison hides settings that differ": fault(
-        "report/compare.py",
+        "reports/compare.py",
         "for one in flat if key in one}) > 1",
         "for one in flat if key in one}) > 2",
-        "report/test_report.py",
+        "reports/test_report.py",
     ),
     # serve
     "any token opens the server": fault(
-        "serve/middleware.py",
+        "server/middleware.py",
         'if scheme.lower() != "bearer" or not right:',
         'if scheme.lower() != "bearer":',
-        "serve/test_api.py",
+        "server/test_api.py",
     ),
     "one request may be ten times as large": fault(
-        "serve/middleware.py",
+        "server/middleware.py",
         "int(self.settings.max_megabytes * 2**20)",
         "int(self.settings.max_megabytes * 10 * 2**20)",
-        "serve/test_api.py",
+        "server/test_api.py",
     ),
     "a batch larger than the limit": fault(
-        "serve/batching.py",
+        "server/batching.py",
         "range(min(self.max_batch, len(self._waiting)))",
         "range(len(self._waiting))",
-        "serve/test_batching.py",
+        "server/test_batching.py",
     ),
     "a photo larger than the limit is decoded": fault(
-        "serve/uploads.py", "settings.max_megapixels * 1e6", "settings.max_megapixels * 1e7", "serve/test_api.py"
+        "server/uploads.py", "settings.max_megapixels * 1e6", "settings.max_megapixels * 1e7", "server/test_api.py"
     ),
     # speed
     "merged tokens count once in attention": fault(

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
+    from vitkit.api import explain as explain
     from vitkit.api import export as export
     from vitkit.api import patches as patches
     from vitkit.api import predict as predict
     from vitkit.api import probe as probe
+    from vitkit.api import report as report
     from vitkit.api import save as save
+    from vitkit.api import serve as serve
     from vitkit.api import summary as summary
     from vitkit.api import train as train
     from vitkit.api import walk as walk
@@ -49,11 +52,14 @@ _HOME = {  # public name -> module that defines it
             "evaluate",
             "embed",
             "probe",
+            "explain",
+            "report",
             "summary",
             "train",
             "patches",
             "walk",
             "export",
+            "serve",
         ),
         "vitkit.api",
     ),
@@ -65,12 +71,13 @@ _ROOMS = (
     "data",
     "errors",
     "evaluation",
-    "explain",
+    "explanations",
     "features",
     "huggingface",
     "model",
     "paper",
-    "report",
+    "reports",
+    "server",
     "speed",
     "training",
 )

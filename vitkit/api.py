@@ -28,7 +28,7 @@ from vitkit.model.vit import ViT
 if TYPE_CHECKING:
     from vitkit.data.loader import BadImages
     from vitkit.evaluation.predict import Given, Predictions
-    from vitkit.explain.describe import Summary
+    from vitkit.explanations.describe import Summary
     from vitkit.features.embed import Embedded
     from vitkit.jobs.evaluate import Evaluation
     from vitkit.jobs.explain import Explained
@@ -385,7 +385,7 @@ def explain(
     Example:
         >>> import numpy as np, vitkit
         >>> model = vitkit.create("vit-ti/16", image_size=64, num_classes=3, num_hidden_layers=2)
-        >>> vitkit.api.explain(model, np.zeros((64, 64, 3), np.uint8), "looks")[0].folder.name
+        >>> vitkit.explain(model, np.zeros((64, 64, 3), np.uint8), "looks")[0].folder.name
         'image 0'
     """
     from vitkit.jobs.explain import explain as job
@@ -419,7 +419,7 @@ def summary(model: Model | ViTConfig, *, batch: int = 1, depth: int | None = Non
         >>> vitkit.summary("vit-b/16").parameters
         86567656
     """
-    from vitkit.explain.describe import Summary, describe
+    from vitkit.explanations.describe import Summary, describe
 
     config = config_of(model)
     return Summary(config, [row for row in describe(config, batch) if depth is None or row.depth <= depth])
@@ -517,10 +517,10 @@ def serve(model: Model, *, host: str = "127.0.0.1", port: int = 8000, engine: st
         port: port; 0 for any free one (default: 8000).
         engine: a row of `vitkit.speed.ENGINES` (default: `cpu-fused` on the CPU, else `torch`).
     """
-    from vitkit.serve.app import create_app
-    from vitkit.serve.server import LOCAL, is_local, listen, run
-    from vitkit.serve.service import Service
-    from vitkit.serve.settings import Settings
+    from vitkit.server.app import create_app
+    from vitkit.server.server import LOCAL, is_local, listen, run
+    from vitkit.server.service import Service
+    from vitkit.server.settings import Settings
 
     settings = Settings(hosts=LOCAL if is_local(host) else None)
     source = str(model) if isinstance(model, str | Path) else type(model).__name__

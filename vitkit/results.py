@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.checkpoints import load
-from vitkit.explain import draw
+from vitkit.explanations import draw
 from vitkit.model.vit import ViT
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Plotted

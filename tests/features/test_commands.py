@@ -163,7 +163,7 @@ def test_eval_by_an_engine_says_how_far_it_is_from_the_plain_model(place) -> Non
 def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> None:
     from vitkit.jobs.bench import Options, bench
     from vitkit.jobs.train import prepare
-    from vitkit.serve.service import load_service
+    from vitkit.server.service import load_service
 
     class Asked(Exception):
         pass

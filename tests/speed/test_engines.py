@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.serve.conftest import tiny
+from tests.server.conftest import tiny
 from vitkit.errors import UnknownName, pick
 from vitkit.jobs.evaluate import ByEngine
-from vitkit.serve.service import Service
+from vitkit.server.service import Service
 from vitkit.speed import ENGINES, chosen
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own imports

@@ -112,8 +112,8 @@ def test_predict_answers_the_same_from_python_and_the_command_line(int8, photos:
 def test_serve_takes_the_file(int8, photos: Path) -> None:
     from starlette.testclient import TestClient
 
-    from vitkit.serve.app import create_app
-    from vitkit.serve.service import load_service
+    from vitkit.server.app import create_app
+    from vitkit.server.service import load_service
 
     service = load_service(int8[0])
     service.warm()

@@ -45,7 +45,7 @@ def describe(
 
     config = _config(model, parse_size(size), num_classes, channels)
 
-    from vitkit.explain.describe import describe as rows_of
+    from vitkit.explanations.describe import describe as rows_of
 
     label = Path(model).name if Path(model).exists() else model
     rows = [row for row in rows_of(config, batch) if depth is None or row.depth <= depth]
@@ -72,7 +72,7 @@ def describe(
     )
     if draw is not None:
         from vitkit.errors import ConfigError, OutputError
-        from vitkit.explain.diagram import DIAGRAMS
+        from vitkit.explanations.diagram import DIAGRAMS
 
         try:
             draw.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def figures(
     """Draw Figures 6, 7, 10, 11 and 14 of the paper for a model, as PNG and SVG with their data."""
     from vitkit.cli.text import print_table
     from vitkit.errors import InputError, pick
-    from vitkit.explain.plots import PLOTS
+    from vitkit.explanations.plots import PLOTS
 
     if listed:
         print_table(["figure", "needs", "what it shows"], [(n, p.needs, p.title) for n, p in PLOTS.items()])

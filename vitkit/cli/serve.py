@@ -77,8 +77,8 @@ def serve(
         from vitkit.optional import need
 
         need("scale", "ray")
-    from vitkit.serve.server import LOCAL, is_local, listen
-    from vitkit.serve.settings import Settings
+    from vitkit.server.server import LOCAL, is_local, listen
+    from vitkit.server.settings import Settings
 
     local = is_local(host)
     hosts = (*LOCAL, *(allow_host or ())) if local else tuple(allow_host) if allow_host else None
@@ -108,7 +108,7 @@ def serve(
                 file=sys.stderr,
             )
         if bound is None:
-            from vitkit.serve.rayserve import run as run_on_ray
+            from vitkit.server.rayserve import run as run_on_ray
 
             run_on_ray(
                 weights,
@@ -119,9 +119,9 @@ def serve(
                 **how | {"device": "cpu" if device == "auto" else device},
             )
             return
-        from vitkit.serve.app import create_app
-        from vitkit.serve.server import run
-        from vitkit.serve.service import load_service
+        from vitkit.server.app import create_app
+        from vitkit.server.server import run
+        from vitkit.server.service import load_service
 
         service = load_service(weights, settings, **how)
         service.warm()

@@ -52,7 +52,7 @@ class Prediction(Plotted):
 
     def plot(self) -> Any:
         """Draw the photo with its class and probability as the title."""
-        from vitkit.explain import draw
+        from vitkit.explanations import draw
 
         raw = self.raw if self.raw is not None else Path(self.image).read_bytes()
         return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), f"{self.name} {self.probability:.1%}")

@@ -22,7 +22,7 @@ from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import class_names
-from vitkit.explain import draw
+from vitkit.explanations import draw
 from vitkit.model.classifier import Classifier
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime

@@ -19,10 +19,10 @@ from vitkit.data.preprocess import preprocess, resized
 from vitkit.errors import InputError, OutputError, nearest
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
-from vitkit.explain import draw
-from vitkit.explain.common import Arrays, Grid, PlotOptions, grid_of, targets_of, unwrap
-from vitkit.explain.occlusion import Faithfulness, faithfulness
-from vitkit.explain.plots import MAP, PLOTS, write_table
+from vitkit.explanations import draw
+from vitkit.explanations.common import Arrays, Grid, PlotOptions, grid_of, targets_of, unwrap
+from vitkit.explanations.occlusion import Faithfulness, faithfulness
+from vitkit.explanations.plots import MAP, PLOTS, write_table
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.model.config import InputSpec
 from vitkit.types import Array, Plotted, Progress

@@ -16,8 +16,8 @@ from vitkit.data.samples import PHOTOS, sample_photo
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError, InputError, pick
 from vitkit.evaluation.predict import Images
-from vitkit.explain.common import PlotOptions, unwrap
-from vitkit.explain.plots import PLOTS
+from vitkit.explanations.common import PlotOptions, unwrap
+from vitkit.explanations.plots import PLOTS
 from vitkit.model.config import InputSpec
 
 

@@ -14,9 +14,9 @@ from vitkit.checkpoints import load
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import ConfigError, OutputError
 from vitkit.evaluation.predict import Given, Images
-from vitkit.explain import draw
-from vitkit.explain.common import Arrays
-from vitkit.explain.patches import PICTURES, draw_all, embedding
+from vitkit.explanations import draw
+from vitkit.explanations.common import Arrays
+from vitkit.explanations.patches import PICTURES, draw_all, embedding
 from vitkit.jobs.explain import at_size
 from vitkit.jobs.figures import sample_photos
 from vitkit.model.config import variant
@@ -30,7 +30,7 @@ class Patches(Plotted):
     """Every step of Eq. 1 for one image.
 
     Args:
-        arrays: what `vitkit.explain.patches.embedding` returns.
+        arrays: what `vitkit.explanations.patches.embedding` returns.
     """
 
     arrays: Arrays

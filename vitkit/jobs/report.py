@@ -23,7 +23,7 @@ from vitkit.jobs.listing import list_runs
 from vitkit.jobs.splits import train_and_val
 from vitkit.model.count import flops
 from vitkit.model.vit import ViT
-from vitkit.report import PageInputs, comparison, page
+from vitkit.reports import PageInputs, comparison, page
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given
-from vitkit.explain import draw
-from vitkit.explain.common import eval_mode, patch_map, reader, to_array
-from vitkit.explain.patches import PICTURES as EQ_1
-from vitkit.explain.patches import embedding
+from vitkit.explanations import draw
+from vitkit.explanations.common import eval_mode, patch_map, reader, to_array
+from vitkit.explanations.patches import PICTURES as EQ_1
+from vitkit.explanations.patches import embedding
 from vitkit.jobs.patches import pixels_of
 from vitkit.model.vit import ViT
 

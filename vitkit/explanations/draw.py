@@ -1,0 +1,437 @@
+"""Arrays -> pictures. The only file that imports matplotlib; it needs no display and no global state (pyplot).
+
+Each function draws one kind of figure (tiles, points, lines, bars, a matrix) and knows nothing about models. Text and
+axes have one colour, INK, which is readable on white; inside an HTML page it becomes the page's own text colour.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitkit.errors import OutputError
+from vitkit.explanations.pixels import (
+    FRAME,
+    enlarged,
+    framed,
+    jpeg,
+    overlay,
+    png,
+    shrunk,
+    spotlight,
+    to_unit_range,
+)
+from vitkit.types import Array
+
+# Callers need only this module: it re-exports matplotlib's Figure and the pixel operations.
+__all__ = [
+    "FRAME",
+    "Figure",
+    "enlarged",
+    "framed",
+    "jpeg",
+    "overlay",
+    "png",
+    "shrunk",
+    "spotlight",
+    "to_unit_range",
+]
+
+
+INK = "#3d4658"
+SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
+HEAT, SIGNED = "inferno", "viridis"
+DPI = 110
+LARGE = 60_000  # bytes; larger images inside a page are compressed
+
+
+def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArray[Any]:
+    axes: NDArray[Any] = figure.subplots(rows, columns, squeeze=False, **how)
+    return axes
+
+
+def _ink(figure: Figure) -> Figure:
+    """Draw black text and frames in INK, and show a $ as a dollar sign instead of parsing it as a formula."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        if to_hex(text.get_color()) == "#000000":
+            text.set_color(INK)
+    for axis in figure.axes:
+        axis.tick_params(which="both", color=INK, labelcolor=INK)
+        for spine in axis.spines.values():
+            spine.set_color(INK)
+    return figure
+
+
+@contextmanager
+def _quiet(salt: str) -> Iterator[None]:
+    """Keep SVG text as text, make the output reproducible, and silence warnings about glyphs the font lacks."""
+    with warnings.catch_warnings(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def save(figure: Figure, *paths: Path) -> Path:
+    """Write a figure to each path, in the format of its suffix (.png, .svg, .pdf), and return the first path."""
+    _ink(figure)
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _quiet("vitkit"):
+                figure.savefig(
+                    path,
+                    bbox_inches="tight",
+                    dpi=DPI,
+                    facecolor="white",
+                    metadata={"Date": None} if path.suffix == ".svg" else None,
+                )
+        except OSError as error:
+            raise OutputError(
+                f"Expected a writable folder; cannot write {path} ({error.strerror}). Choose another one with --out."
+            ) from error
+    return paths[0]
+
+
+def inline(figure: Figure, label: str) -> str:
+    """Render a figure as an <svg> element for a page: transparent, and in the page's own text colour.
+
+    Args:
+        figure: the figure.
+        label: what it shows, for screen readers.
+    """
+    out = io.StringIO()
+    _ink(figure)
+    with _quiet(label):
+        figure.savefig(out, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _compressed, text)
+    # Identifiers must be unique within the page.
+    mark = re.sub(r"\W+", "-", label.lower())
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{mark}-", text)
+    head, _, rest = text.partition(">")
+    wide = float(re.search(r' width="([\d.]+)pt"', head)[1])  # type: ignore[index]
+    head = re.sub(r' (?:width|height)="[^"]*pt"', "", head) + f' style="max-width:{wide * 1.4:.0f}px"'
+    words = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return f'{head} role="img" aria-label="{words}">{rest}'
+
+
+def _compressed(found: re.Match[str]) -> str:
+    """Compress a large image inside a drawing, keeping its transparency."""
+    raw, out = base64.b64decode(found[1]), io.BytesIO()
+    if len(raw) < LARGE:
+        return found[0]
+    with Image.open(io.BytesIO(raw)) as image:
+        image.save(out, "WEBP", quality=82)
+    return f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def tiles(
+    pictures: Sequence[Array | None],
+    columns: int,
+    *,
+    title: str = "",
+    names: Sequence[str] = (),
+    side: float = 1.6,
+    left: Sequence[str] = (),
+    top: Sequence[str] = (),
+    scale: str | None = None,
+    limits: tuple[float, float] | None = None,
+    bar: str | None = None,
+) -> Figure:
+    """Arrange pictures in a grid, row by row.
+
+    Args:
+        pictures: [H, W, 3] colours or [H, W] values; None leaves a cell empty.
+        columns: pictures per row.
+        title: a line above the grid.
+        names: a line above each picture.
+        side: width of a picture in inches (default: 1.6).
+        left: labels of the rows.
+        top: labels of the columns.
+        scale: colour map for values (default: HEAT).
+        limits: values at the ends of the colour map (default: each picture's own minimum and maximum).
+        bar: label of the colour bar (default: no colour bar).
+    """
+    rows = -(-len(pictures) // columns)
+    low, high = limits if limits is not None else (None, None)
+    cells = [_coloured(p, scale or HEAT, low, high, round(side * 1.4 * DPI)) for p in pictures if p is not None]
+    H, W = cells[0].shape[:2] if cells else (1, 1)
+    gap = max(round(W * 0.04), 1)
+    above = max(round(0.18 * W / side), 1) if len(names) else 0  # room for a line of text, in pixels of the pictures
+    down, across = H + gap + above, W + gap
+    sheet = np.zeros((rows * down - gap, columns * across - gap, 4), np.uint8)  # one image is faster than many axes
+    figure = Figure(
+        figsize=(
+            columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
+            rows * side * down / W + (0.55 if title else 0.1) + (0.2 if top else 0),
+        ),
+        layout="constrained",
+    )
+    axis: Axes = _axes(figure)[0, 0]
+    places = [(i // columns, i % columns) for i, picture in enumerate(pictures) if picture is not None]
+    for (r, c), cell in zip(places, cells, strict=True):
+        x, y = c * across, r * down + above
+        sheet[y : y + H, x : x + W, :3], sheet[y : y + H, x : x + W, 3] = cell, 255
+        if names:
+            axis.text(x + W / 2, y - above * 0.2, names[r * columns + c], fontsize=7, ha="center", va="bottom")
+    axis.imshow(sheet, interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
+    axis.set_xticks([c * across + W / 2 for c in range(min(columns, len(top)))], top[:columns], fontsize=8)
+    axis.set_yticks([r * down + above + H / 2 for r in range(min(rows, len(left)))], left[:rows], fontsize=8)
+    axis.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axis.set_frame_on(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    if bar is not None:
+        colours = mpl.cm.ScalarMappable(mpl.colors.Normalize(low, high), scale or HEAT)
+        figure.colorbar(colours, ax=axis, shrink=0.6, label=bar)
+    return figure
+
+
+def _coloured(picture: Array, scale: str, low: float | None, high: float | None, most: int) -> NDArray[np.uint8]:
+    """Apply a colour map to [H, W] values, or keep [H, W, 3] colours, and shrink to about `most` pixels wide."""
+    if picture.ndim == 2:
+        least, largest = (np.nanmin(picture) if low is None else low), (np.nanmax(picture) if high is None else high)
+        picture = mpl.colormaps[scale]((picture - least) / max(float(largest - least), 1e-12))[..., :3]
+    if picture.dtype != np.uint8:
+        picture = np.clip(picture * 255, 0, 255).astype(np.uint8)
+    return shrunk(picture, most)
+
+
+def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
+    """Draw columns of points: values[i, j] at x = i + 1, one colour per j; NaN is left out.
+
+    Args:
+        values: [columns, points].
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        name: what a point is ("Head"), for the legend.
+    """
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    for j in range(values.shape[1]):
+        axis.scatter(
+            range(1, 1 + len(values)),
+            values[:, j],
+            s=22,
+            color=SERIES[j % len(SERIES)],
+            alpha=0.85,
+            label=f"{name} {j + 1}",
+        )
+    axis.set(title=title, xlabel=x, ylabel=y)
+    axis.set_ylim(bottom=0)
+    axis.set_xticks(range(1, 1 + len(values), -(-len(values) // 12)))
+    axis.grid(alpha=0.25)
+    if values.shape[1] <= 16:
+        axis.legend(fontsize=7, ncols=1 + values.shape[1] // 9, loc="lower right", framealpha=0)
+    return figure
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float] | Array, Sequence[float] | Array]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    from_zero: bool = False,
+) -> Figure:
+    """Draw one line per series.
+
+    Args:
+        series: {name: (x values, y values)}; short series get point markers too.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+
+        from_zero: whether the vertical axis starts at zero.
+    """
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+
+    for i, (name, (xs, ys)) in enumerate(series.items()):
+        marks = "o" if len(xs) <= 40 else ""
+        axis.plot(xs, ys, marker=marks, ms=3.5, lw=1.6, color=SERIES[i % len(SERIES)], label=name)
+    axis.set(title=title, xlabel=x, ylabel=y)
+    if from_zero:
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    axis.grid(alpha=0.25)
+    if len(series) > 1:
+        axis.legend(fontsize=8, framealpha=0)
+    return figure
+
+
+def reliability(confidence: Sequence[float], accuracy: Sequence[float], counts: Sequence[int], *, title: str) -> Figure:
+    """Draw accuracy over confidence and the line where they are equal; a larger point stands for more images.
+
+    Args:
+        confidence: mean confidence of each bin, from 0 to 1.
+        accuracy: accuracy of each bin, from 0 to 1.
+        counts: images of each bin.
+        title: a line above the plot.
+    """
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    axis.plot([0, 1], [0, 1], color=INK, lw=1, ls="--", alpha=0.6)
+    axis.scatter(confidence, accuracy, s=200 * np.array(counts) / max(counts, default=1), color=SERIES[0], alpha=0.8)
+    axis.set(title=title, xlabel="confidence", ylabel="accuracy")
+    axis.grid(alpha=0.25)
+    return figure
+
+
+def curves(panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> Figure:
+    """Draw several panels of lines side by side.
+
+    Args:
+        panels: {title: {name: (steps, values)}}.
+    """
+    figure = Figure(figsize=(5 * len(panels), 3.4), layout="constrained")
+    for axis, (title, series) in zip(_axes(figure, 1, len(panels))[0], panels.items(), strict=True):
+        for i, (name, (xs, ys)) in enumerate(series.items()):
+            axis.plot(xs, ys, marker="o" if len(xs) <= 40 else "", ms=3.5, lw=1.6, color=SERIES[i], label=name)
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.25)
+        if series:
+            axis.legend(fontsize=8, framealpha=0)
+    return _ink(figure)
+
+
+def photo(image: NDArray[np.uint8], title: str) -> Figure:
+    """Draw one photo under its title."""
+    figure = Figure(figsize=(4.5, 4.5 * image.shape[0] / image.shape[1] + 0.4), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    axis.imshow(image)
+    axis.set_title(title)
+    axis.axis("off")
+    return _ink(figure)
+
+
+def stacked(figures: Sequence[Figure]) -> Figure:
+    """Draw several figures as one, each below the one before."""
+    pictures = []
+    for figure in figures:
+        out = io.BytesIO()
+        with _quiet("vitkit"):
+            _ink(figure).savefig(out, format="png", bbox_inches="tight", dpi=DPI, facecolor="white")
+        with Image.open(out) as opened:
+            pictures.append(np.asarray(opened.convert("RGB")))
+    sheet = np.full((sum(map(len, pictures)), max(picture.shape[1] for picture in pictures), 3), 255, np.uint8)
+    top = 0
+    for picture in pictures:
+        left = (sheet.shape[1] - picture.shape[1]) // 2
+        sheet[top : top + len(picture), left : left + picture.shape[1]] = picture
+        top += len(picture)
+    result = Figure(figsize=(sheet.shape[1] / DPI, sheet.shape[0] / DPI), dpi=DPI)
+    axis = result.add_axes((0, 0, 1, 1))
+    axis.imshow(sheet)
+    axis.axis("off")
+    return result
+
+
+def short(names: Sequence[str], most: int = 24) -> list[str]:
+    """Truncate long names, marking the cut with an ellipsis."""
+    return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+
+
+def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:
+    """Draw horizontal bars labelled with their values, the first on top.
+
+    Args:
+        names: labels of the bars.
+        values: their lengths.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+    """
+    figure = Figure(figsize=(6, 0.8 + 0.3 * len(names)), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    drawn = axis.barh(range(len(names)), values, color=SERIES[0])
+    axis.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+    axis.set_yticks(range(len(names)), short(names), fontsize=9)
+    axis.invert_yaxis()
+    axis.margins(x=0.15)
+    axis.set(title=title, xlabel=x)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -> Figure:
+    """Draw a matrix of counts, each coloured by its share of its row; small matrices also show names and counts.
+
+    Args:
+        counts: [K, K].
+        names: labels of the rows and columns.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+    """
+    K = len(counts)
+    side = min(max(2.6, 0.42 * K + 1.6), 9.0)
+    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    if K <= 30:
+        named = short(names)
+        axis.set_xticks(range(K), named, fontsize=8, rotation=90 if K * max(map(len, named)) > 40 else 0)
+        axis.set_yticks(range(K), named, fontsize=8)
+        for (r, c), value in np.ndenumerate(counts):
+            if value:
+                axis.text(
+                    c,
+                    r,
+                    f"{value:g}",
+                    ha="center",
+                    va="center",
+                    fontsize=8 if K <= 12 else 6,
+                    color="white" if share[r, c] > 0.55 else "#20324a",
+                )
+    axis.set(title=title, xlabel=x, ylabel=y)
+    return figure
+
+
+def values(
+    table: Array,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    tall: float = 3.0,
+    bar: str = "value",
+    marks: Mapping[int, str] | None = None,
+) -> Figure:
+    """Draw a table of numbers as colours: blue below zero, red above, saturating at the 99th percentile of |value|.
+
+    Args:
+        table: [rows, columns].
+        title: a line above the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        tall: height in inches (default: 3).
+        bar: label of the colour bar.
+        marks: {row: label} of labelled rows.
+    """
+    figure = Figure(figsize=(9, tall), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    most = float(np.quantile(np.abs(table), 0.99)) or 1.0
+    shown = axis.imshow(table, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    axis.set(title=title, xlabel=x, ylabel=y)
+    if marks is not None:
+        axis.set_yticks(list(marks), list(marks.values()), fontsize=8)
+    figure.colorbar(shown, ax=axis, label=bar, pad=0.01)
+    return figure

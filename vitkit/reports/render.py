@@ -1,0 +1,92 @@
+"""Values -> HTML: the templates, with all images embedded in the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from vitkit.explanations import draw
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SMALL = 64  # pixels; smaller images are embedded unchanged and enlarged with visible pixels
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template; every value except Markup is escaped.
+
+    Args:
+        template: `page.html` or `runs.html`.
+        values: its variables.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vitkit.reports", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": share, "number": number, "whole": whole, "time": duration, "date": date}
+    return environment.get_template(template).render(**values)
+
+
+def share(value: float | None) -> str:
+    """Format a share as a percentage; None becomes a dash."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    """Format a number with four significant digits; None becomes a dash."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def whole(value: float | None) -> str:
+    """Format a number without decimals and with thousands separators; None becomes a dash."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration in seconds, minutes or hours; None becomes a dash."""
+    if seconds is None:
+        return "–"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def date(created: str | None) -> str:
+    """Format the ISO date of run.json in minutes; None becomes a dash."""
+    return "–" if not created else f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def thumbnail(image: Image, side: int = 128) -> str:
+    """Encode an image as a data URI of at most `side` pixels; tiny images stay lossless."""
+    small, out = image.convert("RGB"), io.BytesIO()
+    if max(small.size) < SMALL:
+        small.save(out, "PNG")
+        return _data("png", out.getvalue())
+    small.thumbnail((side, side))
+    small.save(out, "JPEG", quality=82)
+    return _data("jpeg", out.getvalue())
+
+
+def picture(pixels: NDArray[np.uint8]) -> str:
+    """Encode pixels [H, W, 3] as a data URI."""
+    return _data("jpeg", draw.jpeg(pixels))
+
+
+def figure(drawn: draw.Figure, label: str) -> Markup:
+    """Render a figure as an <svg> element in the colours of the page; `label` is for screen readers."""
+    return Markup(draw.inline(drawn, label))

@@ -1,0 +1,210 @@
+"""Checks that every request passes before it reaches the app, and the headers that every answer carries."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitkit.errors import Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
+from vitkit.server.service import Service
+from vitkit.server.uploads import WrongType
+
+# The first row that matches gives an error's HTTP status; any other error that a client can cause is 422.
+STATUS: dict[type[VitkitError], int] = {
+    Unauthorised: 401,
+    TooLarge: 413,
+    TooSlow: 408,
+    WrongType: 415,
+    Busy: 503,
+    RequestError: 400,
+}
+OPEN = ("/healthz", "/readyz")  # answered without a token and under any host name, for health checks
+SECRET = ("/v1/", "/metrics", "/openapi.json")  # answered only with the token
+# How much of a refused body is read before the answer is sent: bytes, seconds in all, seconds without data.
+DISCARD = 64 * 2**20, 5.0, 0.5
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
+)
+
+
+def error_response(error: VitkitError, service: Service) -> JSONResponse:
+    """The answer to a request that failed: the sentence that the command line prints, and the error's name."""
+    headers = {}
+    if isinstance(error, Busy):
+        headers["Retry-After"] = str(service.logits.retry_after() if service.ready else 5)
+    if isinstance(error, Unauthorised):
+        headers["WWW-Authenticate"] = "Bearer"
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 422)
+    return JSONResponse({"error": str(error), "kind": type(error).__name__}, status, headers)
+
+
+class Middleware:
+    """ASGI middleware around the app.
+
+    Args:
+        app: the app behind it.
+        service: the service whose settings, readiness and metrics are used.
+        paths: the paths that metrics name; all others are counted as `other`.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]) -> None:
+        self.app, self.service, self.settings, self.paths = app, service, service.settings, paths
+        self.max_bytes = int(self.settings.max_megabytes * 2**20)  # of one request
+        self.max_held_bytes = 8 * self.max_bytes  # of all requests in progress together
+        self.in_progress = 0  # requests
+        self.held = 0  # bytes of their bodies
+        self.accepted = 0  # requests since the start
+        self.answered = 0
+        self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
+        # Protects against DNS rebinding: a page of another site whose name was pointed at this machine.
+        self.check_host = TrustedHostMiddleware(_host_is_allowed, self.settings.hosts or ("*",), www_redirect=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, path = time.perf_counter(), scope["path"] if scope["path"] in self.paths else "other"
+        context = RequestContext(self, receive, send, time.monotonic() + self.settings.body_seconds)
+        self.in_progress += 1
+        self.accepted += 1
+        self.service.metrics.in_progress.inc()
+        try:
+            await self.check(scope, receive)
+            await self.app(scope, context.receive, context.send)
+        except VitkitError as error:
+            if not context.status:
+                await error_response(error, self.service)(scope, context.receive, context.send)
+        finally:
+            self.in_progress -= 1
+            self.held -= context.size
+            self.service.metrics.in_progress.dec()
+            if context.complete:
+                self.answered += 1
+                self.service.metrics.requests.labels(path, str(context.status)).inc()
+                self.service.metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
+    async def check(self, scope: Scope, receive: Receive) -> None:
+        """Refuse a request for what its head says, before its body is read."""
+        s, headers, path = self.settings, Headers(scope=scope), scope["path"]
+        if path in OPEN:
+            return
+        await self.check_host(scope, receive, self._refuse_host)
+        if s.token is not None and path.startswith(SECRET):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            right = secrets.compare_digest(given.strip().encode("utf-8", "replace"), s.token.encode())
+            if scheme.lower() != "bearer" or not right:
+                raise Unauthorised("This server requires a token: send the header `Authorization: Bearer TOKEN`.")
+        if scope["method"] == "POST":
+            if self.in_progress > s.max_requests:
+                raise Busy(
+                    f"The server is busy: it already has {s.max_requests} requests in progress, its limit. "
+                    f"Try again in {self.service.logits.retry_after()} s."
+                )
+            length = headers.get("content-length", "0")
+            if length.isdecimal() and (len(length) > 15 or int(length) > self.max_bytes):
+                raise self.too_large()
+
+    async def _refuse_host(self, message: Message) -> None:
+        raise RequestError(
+            f"This server answers to {', '.join(self.settings.hosts or ())}; the request was for another host name. "
+            f"Allow it with --allow-host."
+        )
+
+    def too_large(self) -> TooLarge:
+        """The error for a body over the limit."""
+        return TooLarge(
+            f"The request is larger than the {self.settings.max_megabytes:g} MB that this server accepts. "
+            f"Send fewer or smaller images."
+        )
+
+
+async def _host_is_allowed(scope: Scope, receive: Receive, send: Send) -> None:
+    """The app behind `check_host`, which calls it for allowed host names and otherwise answers with `send`."""
+
+
+@dataclass(eq=False)
+class RequestContext:
+    """One request in progress: measures and times its body, and adds our headers to its answer.
+
+    Args:
+        middleware: the middleware it passes through.
+        read: the server's `receive`.
+        write: the server's `send`.
+        deadline: when its body must have arrived, by `time.monotonic`.
+    """
+
+    middleware: Middleware
+    read: Receive
+    write: Send
+    deadline: float
+    size: int = 0  # bytes of its body so far
+    more: bool = True  # whether there is more to come
+    status: int = 0  # of the answer; 0 until it starts
+    complete: bool = False
+
+    async def receive(self) -> Message:
+        """Read the next part of the body."""
+        if not self.more:
+            return await self.read()  # returns when the client disconnects
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                message = await self.read()
+        except TimeoutError:
+            raise TooSlow(
+                f"The request did not arrive within {self.middleware.settings.body_seconds:g} s. Send a smaller one, "
+                f"or use a faster connection."
+            ) from None
+        self.size += len(message.get("body", b""))
+        self.middleware.held += len(message.get("body", b""))
+        self.more = bool(message.get("more_body"))
+        if self.size > self.middleware.max_bytes:
+            raise self.middleware.too_large()
+        if self.middleware.held > self.middleware.max_held_bytes:
+            raise Busy("The server is busy: its memory for requests is full. Try again in a moment.")
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers.update(HEADERS)
+            headers["Content-Security-Policy"] = self.middleware.policy
+            headers.setdefault("Cache-Control", "no-store")
+            if self.middleware.service.stopping:
+                headers["Connection"] = "close"
+            if self.status >= 400 and self.more:
+                await self.discard()
+                if self.more:
+                    headers["Connection"] = "close"
+        await self.write(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.complete = True
+
+    async def discard(self) -> None:
+        """Read some of what a refused client is still sending: it reads no answer before it has sent its request."""
+        size, seconds, silence = DISCARD
+        try:
+            async with asyncio.timeout(seconds):
+                while self.more and size > 0:
+                    message = await asyncio.wait_for(self.read(), silence)
+                    size -= len(message.get("body", b"")) or 1
+                    self.more = bool(message.get("more_body"))
+        except TimeoutError:
+            pass

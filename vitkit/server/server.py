@@ -1,0 +1,140 @@
+"""uvicorn around the app: slow clients are disconnected, and SIGTERM loses no request that was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitkit.errors import ConfigError
+from vitkit.server.middleware import Middleware
+
+log = logging.getLogger("vitkit")
+LOCAL = ("localhost", "127.0.0.1", "[::1]")  # host names of requests from this machine
+HEAD_SECONDS = 10.0  # time in which a request's head must arrive
+HEAD_BYTES = 32 * 1024
+FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 that disconnects clients that do not finish a request's head in time; uvicorn itself never does."""
+
+    head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the first request."""
+        super().connection_made(transport)
+        self._update_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the timer when a head is complete, and start it for the next request."""
+        super().data_received(data)
+        self._update_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        super().connection_lost(exc)
+        self._cancel_timer()
+
+    def _update_timer(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._cancel_timer()  # the head is complete; the middleware times the body
+        elif self.head_timer is None:
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _cancel_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle for too long."""
+        self._cancel_timer()
+        super().timeout_keep_alive_handler()
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that tells its clients to close their connections before it stops listening.
+
+    Args:
+        config: uvicorn's configuration.
+        middleware: the app.
+    """
+
+    def __init__(self, config: uvicorn.Config, middleware: Middleware) -> None:
+        super().__init__(config)
+        self.middleware = middleware
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """At the first signal, answer with `Connection: close` for a moment, then stop; at the second, stop at once."""
+        if self.middleware.service.stopping:
+            self.should_exit = self.force_exit = True
+            return
+        self.middleware.service.stopping = True
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(loop.call_later, FAREWELL, setattr, self, "should_exit", True)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Answer the requests that were accepted, then log how many there were."""
+        await super().shutdown(sockets)
+        log.warning("stopped: %d requests accepted, %d answered", self.middleware.accepted, self.middleware.answered)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a socket, so that a port in use is reported before a model is loaded.
+
+    Args:
+        host: name or address of this machine.
+        port: port; 0 for any free one.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        try:
+            if os.name == "posix":  # on Windows this option would let two servers share a port
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"Cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}). "
+            f"Choose another one with --port or --host."
+        ) from None
+    return bound
+
+
+def is_local(host: str) -> bool:
+    """Whether a server that listens on `host` can be reached from this machine only."""
+    return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
+
+
+def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = False) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Args:
+        middleware: the app.
+        bound: the socket from `listen`.
+        log_requests: whether to print every request.
+    """
+    s = middleware.settings
+    config = uvicorn.Config(
+        middleware,
+        http=Protocol,
+        ws="none",
+        log_level="info" if log_requests else "warning",
+        access_log=log_requests,
+        server_header=False,
+        lifespan="on",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=round(s.body_seconds + s.answer_seconds) + 5,
+    )
+    Server(config, middleware).run(sockets=[bound])

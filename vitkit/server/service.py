@@ -1,0 +1,279 @@
+"""A loaded model behind batchers: images in, answers out. It knows nothing about HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vitkit
+from vitkit.checkpoints.reading import build, open_checkpoint
+from vitkit.checkpoints.sidecar import sha256
+from vitkit.cpu_features import check_type
+from vitkit.data.preprocess import normalize
+from vitkit.errors import Busy, ConfigError, InputError, pick
+from vitkit.evaluation.names import class_names
+from vitkit.evaluation.predict import Guess, Prediction
+from vitkit.model.classifier import device_of
+from vitkit.model.config import variant_of
+from vitkit.model.count import parameters
+from vitkit.model.vit import ViT
+from vitkit.server.batching import Batcher
+from vitkit.server.metrics import Metrics
+from vitkit.server.settings import Settings
+from vitkit.server.uploads import Upload, to_pixels
+from vitkit.speed import ENGINES, chosen
+from vitkit.speed.exported import Exported, is_exported, open_exported
+from vitkit.types import Array
+
+log = logging.getLogger("vitkit")
+Job = Callable[[], Any]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Service:
+    """One model that answers many clients at once.
+
+    Args:
+        model: a ViT on its device and in its precision, or an exported file, which can only predict.
+        settings: the limits.
+        engine: a row of `speed.ENGINES` for predictions (default: `speed.usual` chooses). Features and explanations
+            always come from the model itself.
+        source: name of the weights, for the model card.
+        sha256: checksum of the weights file, for the model card.
+        batcher: class that gathers batches.
+    """
+
+    def __init__(
+        self,
+        model: ViT | Exported,
+        settings: Settings | None = None,
+        *,
+        engine: str | None = None,
+        source: str = "",
+        sha256: str | None = None,
+        batcher: type[Batcher[Any, Any]] = Batcher,
+    ) -> None:
+        self.model: Any = model.eval() if isinstance(model, ViT) else model
+        self.settings = settings or Settings()
+        self.engine = chosen(engine, model) if isinstance(model, ViT) else model.card.form
+        self.source, self.sha256 = source, sha256
+        self.spec, self.device = model.input_spec, device_of(model)
+        self.dtype = model.patch_embedding.projection.weight.dtype if isinstance(model, ViT) else torch.float32
+        self.names = class_names(model) if model.config.num_classes else ()
+        check_type(self.device.type, self.dtype)
+        self.forward = ENGINES[self.engine].build(model) if isinstance(model, ViT) else model
+        self.metrics, self.batcher = Metrics(), batcher
+        self.ready = self.stopping = False
+        self.compute = threading.Lock()  # two batches at once would only compete for the same cores
+        self.pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="vitkit-decode")
+        self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
+        self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
+        self.jobs: Batcher[Job, Any] = self._batcher("explain", lambda jobs: [job() for job in jobs], max_batch=1)
+
+    def _batcher(
+        self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
+    ) -> Batcher[T, R]:
+        s = self.settings
+        sizes, times = self.metrics.batch_size.labels(work), self.metrics.batch_seconds.labels(work)
+
+        def observe(size: int, seconds: float) -> None:
+            sizes.observe(size)
+            times.observe(seconds)
+
+        batcher = self.batcher(
+            run, max_batch=max_batch or s.max_batch, max_delay=s.max_delay, max_queue=s.max_queue, observe=observe
+        )
+        self.metrics.waiting.labels(work).set_function(lambda: batcher.held)
+        return batcher
+
+    def _run(self, function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> list[Array]:
+        """Run one batch: [C, H, W] uint8 images -> one float32 array per image."""
+        with self.compute, torch.inference_mode():
+            return list(function(self.normalized(torch.stack(list(images)))).float().cpu().numpy())
+
+    def _features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.model.features(x)
+        return features
+
+    @property
+    def explains(self) -> bool:
+        """Whether it can embed and explain; an exported file can only predict."""
+        return isinstance(self.model, ViT)
+
+    def need_model(self) -> None:
+        """Raise InputError if the model is an exported file."""
+        if not self.explains:
+            raise InputError(
+                f"This server runs an exported file ({self.engine}), which can only predict. Serve the weights "
+                f"themselves for embeddings and explanations."
+            )
+
+    def normalized(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] uint8 -> the model's input, on its device and in its precision."""
+        return normalize(x.to(self.device), self.spec).to(self.dtype)
+
+    def warm(self) -> None:
+        """Run the model once per batch size, so that no client waits for compilation and first allocations."""
+        if self.ready:
+            return
+        blank = torch.zeros((len(self.spec.mean), *self.spec.size), dtype=torch.uint8)
+        for size in sorted({1, min(2, self.settings.max_batch), self.settings.max_batch}):
+            logits = self._run(self.forward, [blank] * size)
+        if not np.isfinite(logits[0]).all():
+            raise InputError(
+                f"Expected finite logits; {self.source or 'the model'} returns NaN or infinity for a black "
+                f"image. Use another precision or other weights."
+            )
+        self.ready = True
+
+    async def _answers(
+        self, batcher: Batcher[T, R], uploads: Sequence[Upload], items: Callable[[list[Tensor]], Sequence[T]]
+    ) -> list[R]:
+        """Decode images in threads, and run them in the batcher; the first image that cannot be read raises."""
+        if not self.ready:
+            raise Busy("The server is starting; try again in 5 s.")
+        loop = asyncio.get_running_loop()
+        with batcher.reserve(len(uploads)) as submit:
+            try:
+                async with asyncio.timeout(self.settings.answer_seconds):
+                    decoding = (
+                        loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings) for one in uploads
+                    )
+                    decoded = await asyncio.gather(*decoding, return_exceptions=True)
+                    for one in decoded:
+                        if isinstance(one, BaseException):
+                            raise one
+                    pixels = [one for one in decoded if isinstance(one, Tensor)]
+                    return await asyncio.gather(*(asyncio.wrap_future(submit(item)) for item in items(pixels)))
+            except TimeoutError:
+                raise Busy(
+                    f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
+                    f"Try again in {batcher.retry_after()} s."
+                ) from None
+
+    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction]:
+        """The most likely classes of each image.
+
+        Args:
+            uploads: the images.
+            top: number of classes per image.
+        """
+        if not self.model.config.num_classes:
+            raise InputError("This model has no classification head (num_classes=0). Use /v1/embed for its features.")
+        logits = await self._answers(self.logits, uploads, list)
+        found = torch.from_numpy(np.stack(logits)).double().softmax(1).numpy()  # [images, K]
+        best = np.argsort(-found, axis=1, kind="stable")[:, :top]
+        return [
+            Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row))
+            for one, p, row in zip(uploads, found, best)
+        ]
+
+    async def embed(self, uploads: Sequence[Upload]) -> list[Array]:
+        """The features of each image: y of Eq. 4, [D]."""
+        self.need_model()
+        return await self._answers(self.features, uploads, list)
+
+    async def explain(self, upload: Upload, job: Callable[[ViT, Tensor], T]) -> T:
+        """Run job(model, pixels [1, C, H, W]) for one image; jobs run one at a time."""
+        self.need_model()
+
+        def one(x: Tensor) -> T:
+            with self.compute:
+                return job(self.model, self.normalized(x[None]))
+
+        return (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
+
+    def close(self) -> None:
+        """Answer every accepted request, then end the threads."""
+        for batcher in (self.logits, self.features, self.jobs):
+            batcher.close()
+        self.pool.shutdown()
+
+    def card(self) -> dict[str, Any]:
+        """The model card: what a client needs to use the model and to know which one answered."""
+        c, s = self.model.config, self.settings
+        spec = {name: value for name, value in self.spec.to_dict().items() if name != "class_names"}
+        return {
+            "source": self.source,
+            "sha256": self.sha256,
+            "variant": variant_of(self.model.config) or None,
+            "vitkit": vitkit.__version__,
+            "parameters": parameters(c),
+            "engine": self.engine,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "classes": list(self.names),
+            "input_spec": spec,
+            "patch_size": c.patch_size,
+            "grid": [-(-side // c.patch_size) for side in self.spec.size],
+            "layers": c.num_hidden_layers,
+            "heads": [list(c.heads_of(layer)) for layer in range(c.num_hidden_layers)],
+            "width": c.hidden_size,
+            "prefix_tokens": c.num_prefix_tokens,
+            "pool": c.pool,
+            "limits": {"files": s.max_files, "megabytes": s.max_megabytes, "megapixels": s.max_megapixels},
+        }
+
+
+def load_service(
+    source: str | Path,
+    settings: Settings | None = None,
+    *,
+    engine: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batcher: type[Batcher[Any, Any]] = Batcher,
+    **overrides: Any,
+) -> Service:
+    """Load weights and put them behind batchers.
+
+    Args:
+        source: anything `vitkit.load` accepts (a file, a run folder, a hub id), or a file written by `vitkit export`.
+        settings: the limits.
+        engine: a row of `speed.ENGINES` (default: `speed.usual` chooses).
+        device: `cpu`, `cuda`, ...; None or `auto` for this machine's accelerator, or the CPU if it has none.
+        dtype: type of the weights (default: as in the file).
+        batcher: class that gathers batches.
+        overrides: any other arguments of `vitkit.load` (`image_size`, `mean`, `std`, ...).
+    """
+    if engine is not None:
+        pick(ENGINES, engine, "engine")  # fail before gigabytes are read
+    if is_exported(source):
+        size = overrides.pop("image_size", None)
+        changes = {name: value for name, value in overrides.items() if value is not None}
+        return Service(
+            open_exported(source).feed(size, **changes),
+            settings,
+            source=str(source),
+            sha256=sha256(Path(source)),
+            batcher=batcher,
+        )
+    checkpoint = open_checkpoint(source, **overrides)
+    for note in checkpoint.notes:
+        log.warning("%s: %s", checkpoint.files.label, note)
+    accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        model = build(checkpoint, dtype, accelerator if device in (None, "auto") else torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
+        raise ConfigError(
+            f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
+        ) from None
+    return Service(
+        model,
+        settings,
+        engine=engine,
+        source=checkpoint.files.label,
+        sha256=sha256(checkpoint.files.weights),
+        batcher=batcher,
+    )
