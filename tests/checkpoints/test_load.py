@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 
 import vitkit
@@ -15,7 +16,7 @@ from tests.checkpoints import tiny
 from vitkit.checkpoints import load, open_checkpoint, save, to_dialect
 from vitkit.checkpoints.infer import _heads, to_channels
 from vitkit.checkpoints.preprocessing_presets import DEFAULTS, KNOWN, preprocessing
-from vitkit.errors import CannotExpress, ConfigError, TensorMismatch, UnknownName
+from vitkit.errors import CannotExpress, ConfigError, TensorMismatch, UnknownName, UnreadableFile
 from vitkit.model.config import NUMERICS, SHAPES, InputSpec
 from vitkit.model.parts.positions import resize
 
@@ -491,6 +492,22 @@ def test_native_carries_strings(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "a.safetensors").extra == {"run": "7", "accuracy": "0.9"}
     with pytest.raises(ConfigError, match="Only native files can hold extra="):
         save(tiny.model(), tmp_path / "a.pth", "timm", extra={"run": "7"})
+
+
+def test_a_description_from_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """To ignore it would be to compute something else."""
+    from safetensors.torch import save_file
+
+    model = tiny.model()
+    save(model, tmp_path / "a.safetensors")
+    with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        values = json.loads(file.metadata()["vitkit"])
+    assert "pool" not in values["config"]  # only what differs from the defaults
+    for change, message in (({"format": 2}, "got format 2"), ({"gates": 3}, "no field 'gates'.* newer vitkit")):
+        text = json.dumps(values | {"config": values["config"] | change})
+        save_file(model.state_dict(), tmp_path / "a.safetensors", {"vitkit": text})
+        with pytest.raises(UnreadableFile, match=message):
+            load(tmp_path / "a.safetensors")
 
 
 def test_native_names_without_metadata(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

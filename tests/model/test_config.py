@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, UnreadableFile
+from vitkit.model import config
 from vitkit.model.config import InputSpec, ViTConfig
 
 
@@ -55,6 +56,82 @@ def test_round_trip_through_json() -> None:
     assert InputSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     assert hash(c)
     assert hash(spec)
+
+
+def test_a_file_holds_what_differs_from_the_defaults() -> None:
+    assert ViTConfig().to_dict() == {"format": 1}
+    c = ViTConfig(hidden_size=192, num_attention_heads=3, image_size=(64, 32), layer_scale=1e-5)
+    assert c.to_dict() == {
+        "format": 1,
+        "hidden_size": 192,
+        "num_attention_heads": 3,
+        "image_size": [64, 32],
+        "layer_scale": 1e-5,
+    }
+    whole = c.to_dict(whole=True)
+    assert list(whole) == [f.name for f in dataclasses.fields(ViTConfig)]
+    assert ViTConfig.from_dict(whole) == c  # as files were before they had a format
+
+
+# What `format: 1` stands for in files that exist. If this fails, do not change it: keep the old default in
+# config.FORMER_DEFAULTS, raise config.FORMAT, and add the new format's table here.
+DEFAULTS_OF_FORMAT = {
+    1: {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_channels": 3,
+        "qkv_bias": True,
+        "num_classes": 1000,
+        "chunk_size_feed_forward": 0,
+        "pruned_heads": [],
+        "pool": "cls",
+        "norm_after_pool": False,
+        "class_token": True,
+        "pre_logits": False,
+        "layer_scale": None,
+        "num_register_tokens": 0,
+        "drop_path_rate": 0.0,
+        "position_resize": "google",
+        "pad_input": False,
+    }
+}
+
+
+@pytest.mark.parametrize("format", DEFAULTS_OF_FORMAT)
+def test_the_defaults_of_a_format_never_change(format: int) -> None:
+    found = ViTConfig.from_dict({"format": format}).to_dict(whole=True)
+    assert {name: found[name] for name in DEFAULTS_OF_FORMAT[format]} == DEFAULTS_OF_FORMAT[format]
+    assert max(DEFAULTS_OF_FORMAT) == config.FORMAT
+
+
+def test_a_changed_default_leaves_old_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if two defaults had changed: patch_size with formats 2 and 3, num_channels with format 3."""
+    monkeypatch.setattr(config, "FORMAT", 3)
+    monkeypatch.setattr(config, "FORMER_DEFAULTS", {1: {"patch_size": 8}, 2: {"patch_size": 32, "num_channels": 1}})
+    found = {f: ViTConfig.from_dict({"format": f} if f else {}) for f in range(4)}
+    assert {f: (c.patch_size, c.num_channels) for f, c in found.items()} == {
+        0: (8, 1),
+        1: (8, 1),
+        2: (32, 1),
+        3: (16, 3),
+    }
+    assert ViTConfig.from_dict({"format": 1, "patch_size": 4}).patch_size == 4
+    assert ViTConfig().to_dict() == {"format": 3}
+
+
+@pytest.mark.parametrize("format", [2, 0, "1", None])
+def test_a_newer_format_is_refused(format: object) -> None:
+    with pytest.raises(UnreadableFile, match=r"Expected a configuration of format 1 to 1; got .* newest vitkit"):
+        ViTConfig.from_dict({"format": format})
 
 
 def test_one_spelling_of_a_square() -> None:

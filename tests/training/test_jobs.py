@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.training.test_loop import stop_at
 from tests.training.tiny import CONFIG, SETTINGS, bytes_of, run, tiny, vitkit
-from vitkit import ViT, save
+from vitkit import ViT, ViTConfig, save
 from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError, DataError, OutputError
 from vitkit.jobs.dry_run import dry_run
@@ -114,6 +114,12 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=words):
             run(tmp_path / "r", how.pop("recipe", tiny()), resume=True, **how)
+    # a run.json that was written before configurations left out defaults
+    file = tmp_path / "r" / "run.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    assert stored["same"]["config"]["format"] == 1
+    stored["same"]["config"] = ViTConfig.from_dict(stored["same"]["config"]).to_dict(whole=True)
+    file.write_text(json.dumps(stored), encoding="utf-8")
     # and what was not given is remembered
     from vitkit.jobs.train import train
 

@@ -350,7 +350,7 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in found.state.values()),
         "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()})),
         "numerics": {name: getattr(config, name) for name in NUMERICS["paper"]},
-        "config": config.to_dict(),
+        "config": config.to_dict(whole=True),
         "input_spec": spec,
         "classes": config.num_classes,
         "class_names": names,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import ConfigError, UnreadableFile
 from vitkit.model.config import InputSpec, ViTConfig
 
 VERSION = 1
@@ -30,11 +31,19 @@ def describe(config: ViTConfig, spec: InputSpec, **more: Any) -> str:
 
 
 def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
-    """Parse what `describe` returned: configuration, InputSpec and extra strings; None if that is not what it is."""
+    """Parse what `describe` returned: configuration, InputSpec and extra strings; None if that is not what it is.
+
+    Raises:
+        UnreadableFile: it describes a model that this version of vitkit does not know.
+    """
     try:
         values = json.loads(text)
         spec = InputSpec.from_dict(values["input_spec"])
         return ViTConfig.from_dict(values["config"]), spec, dict(values.get("extra") or {})
+    except ConfigError as error:  # to ignore it would be to compute something else
+        raise UnreadableFile(
+            f"Expected weights that this version of vitkit can describe; {error} A newer vitkit may have written them."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

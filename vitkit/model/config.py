@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from vitkit.errors import ConfigError, nearest, pick
+from vitkit.errors import ConfigError, UnreadableFile, nearest, pick
 from vitkit.model import checks
 from vitkit.model.checks import pair
 
@@ -33,6 +33,11 @@ Resize = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Channels = Literal["rgb", "gray", "raw"]
 Backend = Literal["pillow", "tensor"]
+
+# A file holds the fields that differ from the defaults of its format. To change a default, raise FORMAT and keep the
+# old one: FORMER_DEFAULTS[f] are the defaults that files up to format f were written with.
+FORMAT = 1
+FORMER_DEFAULTS: dict[int, dict[str, Any]] = {}
 
 
 def _from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -243,17 +248,38 @@ class ViTConfig:
         pruned = dict(self.pruned_heads).get(layer, ())
         return tuple(head for head in range(self.num_attention_heads) if head not in pruned)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible values."""
-        return _to_dict(self)
+    def to_dict(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return the fields that differ from the defaults, and the format, as JSON-compatible values.
+
+        Args:
+            whole: return all fields, without the format (default: False).
+        """
+        if whole:
+            return _to_dict(self)
+        default = {f.name: f.default for f in fields(self)}
+        return {"format": FORMAT} | {k: v for k, v in _to_dict(self).items() if getattr(self, k) != default[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ViTConfig:
         """Build from the result of `to_dict`, or from a whole config.json of the hub.
 
-        The hub's files also hold fields that do not describe the architecture; these are ignored. In any other
-        dictionary an unknown field is refused by name.
+        A field that is not given has the default of the dictionary's format. The hub's files also hold fields that do
+        not describe the architecture; these are ignored. In any other dictionary an unknown field is refused by name.
+
+        Raises:
+            ConfigError: an unknown field, or values that cannot work.
+            UnreadableFile: the format is newer than this version.
         """
+        values = dict(values)
+        written = values.pop("format", 1)  # before formats were written, files held all fields
+        if not isinstance(written, int) or not 1 <= written <= FORMAT:
+            raise UnreadableFile(
+                f"Expected a configuration of format 1 to {FORMAT}; got format {written!r}, which a newer version of "
+                f"vitkit writes. Install the newest vitkit."
+            )
+        for last in sorted(FORMER_DEFAULTS):  # the oldest that still applies wins
+            if written <= last:
+                values = FORMER_DEFAULTS[last] | values
         if "model_type" in values or "architectures" in values:
             own = {field.name for field in fields(cls)} | {"num_labels"}
             labels = {"num_labels": len(values["id2label"])} if "id2label" in values else {}

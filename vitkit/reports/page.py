@@ -18,7 +18,7 @@ from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions, batches
 from vitkit.explanations.plots import PLOTS, Plot
 from vitkit.reports.render import duration, figure, picture, render, thumbnail
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_folder import RunFolder, whole_config
 
 MOST_SAMPLES = 60  # sample images on the page
 MOST_ROWS = 200  # rows of the per-class table
@@ -140,7 +140,6 @@ def cards(
 
 def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the tables of settings: (title, [(name, value)])."""
-    config = info.get("config") or info.get("same", {}).get("config", {})
     environment = info.get("environment", {})
     tables = [
         (
@@ -162,7 +161,7 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
         ),
         ("Recipe", info.get("recipe", {})),
         ("Settings", info.get("settings", {})),
-        ("Model", config),
+        ("Model", whole_config(info)),
         ("Preprocessing", {k: v for k, v in info.get("input_spec", {}).items() if k != "class_names"}),
         (
             "Environment",

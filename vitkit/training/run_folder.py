@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import ConfigError, OutputError, UnreadableFile
+from vitkit.model.config import ViTConfig
 
 if TYPE_CHECKING:
     from vitkit.model.vit import ViT
@@ -122,7 +123,10 @@ class RunFolder:
 
     def check(self, info: Mapping[str, Any]) -> None:
         """Refuse to resume if anything that determines the result differs from when the run was started."""
-        old, new = self.info.get("same", {}), json.loads(json.dumps(info.get("same", {})))
+        old, new = (
+            json.loads(json.dumps({**values.get("same", {}), "config": whole_config(values)}))
+            for values in (self.info, info)
+        )
         for name in new:
             if old.get(name) != new[name]:
                 difference = f"other {name} (images, names or labels differ)"
@@ -215,6 +219,12 @@ class RunFolder:
         for folder in (self.path, self.path / "state"):
             for left in folder.glob(".vitkit-*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def whole_config(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields of a run's model, whatever the format of its run.json; empty if it names none."""
+    config = info.get("config") or info.get("same", {}).get("config")
+    return ViTConfig.from_dict(config).to_dict(whole=True) if config else {}
 
 
 def describe_difference(name: str, old: Any, new: Any) -> str:
