@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 from vitkit.errors import HubError, MissingDependency
 
 SMALL = ("config.json", "preprocessor_config.json")
+README = "README.md"  # its front matter states the licence
 
 
 def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
@@ -63,7 +64,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
             )
         if weights is None:
             raise HubError(_by_hand(name, revision, "is not in the cache, and the hub cannot be reached"))
-        for file in SMALL:
+        for file in (*SMALL, README):
             get(file)
         if weights.name.endswith(".index.json"):
             for shard in sorted(set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())):

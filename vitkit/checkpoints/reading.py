@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.checkpoints import architectures, containers, external_configs, preprocessing_presets, sidecar
 from vitkit.checkpoints.dialects import DIALECTS, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
+from vitkit.checkpoints.licence import licence_of
 from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
 from vitkit.errors import ConfigError, TensorMismatch, nearest, pick
@@ -60,6 +61,7 @@ class Checkpoint:
         extra: free-form strings of a native file.
         names: each name in the file -> the name that its dialect knows, without prefixes and as renamed.
         key: where in the file the weights are.
+        licence: what its files state about the licence of the weights, in one line; empty if nothing.
     """
 
     files: Files
@@ -73,6 +75,7 @@ class Checkpoint:
     extra: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     key: str | None = None
+    licence: str = ""
 
     def raw(self) -> dict[str, Tensor]:
         """Return the tensors as they are in the file, under the names that its dialect knows."""
@@ -134,7 +137,7 @@ def build(
     check(checkpoint.state, expected, checkpoint.dialect)
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in checkpoint.state.items()}
     model.load_state_dict(state, assign=True)
-    model.input_spec = checkpoint.input_spec
+    model.input_spec, model.licence = checkpoint.input_spec, checkpoint.licence
     return model.eval()
 
 
@@ -154,8 +157,8 @@ def open_checkpoint(
     tensors, metadata = containers.read(files.weights, key=key, notes=notes)
     described = sidecar.understand(metadata.get("vitkit", "")) if dialect in (None, "native") else None
     if described is not None:  # a native file says everything itself
-        config, spec, extra = described
-        found = Checkpoint(files, DIALECTS["native"], config, spec, tensors, len(tensors), extra=extra)
+        config, spec, extra, licence = described
+        found = Checkpoint(files, DIALECTS["native"], config, spec, tensors, len(tensors), extra=extra, licence=licence)
     else:
         if "vitkit" in metadata:
             notes.append("The file's own description cannot be read by this version; it is ignored.")
@@ -163,8 +166,10 @@ def open_checkpoint(
         names = _renamed(tensors, rename, notes) if rename else {name: name for name in tensors}
         row, names = identify(names, [row] if row else DIALECTS.values(), _origin(files), notes)
         state, hints, unused = _translated(files, row, tensors, names, notes)
-        config, spec = _understood(files, row, state, hints, of_model, of_input, notes)
-        found = Checkpoint(files, row, config, spec, state, len(tensors), unused, notes, names=names, key=key)
+        beside = sidecar.read(files.weights, notes)
+        config, spec = _understood(files, row, beside, state, hints, of_model, of_input, notes)
+        licence = (beside and beside[2]) or licence_of(files, metadata)
+        found = Checkpoint(files, row, config, spec, state, len(tensors), unused, notes, {}, names, key, licence)
     if odd := [name for name, tensor in found.state.items() if not tensor.is_floating_point()]:
         raise TensorMismatch(
             f"Expected floating-point weights; {found.dialect.in_file(odd[0])!r} is {found.state[odd[0]].dtype}. "
@@ -232,6 +237,7 @@ def _translated(
 def _understood(
     files: Files,
     row: Dialect,
+    beside: tuple[ViTConfig, InputSpec, str] | None,
     state: dict[str, Tensor],
     hints: Fields,
     of_model: Fields,
@@ -243,6 +249,7 @@ def _understood(
     Args:
         files: where it is.
         row: its dialect.
+        beside: what its sidecar says.
         state: tensors by the model's names; their positions are brought into the model's form.
         hints: fields that the names of the tensors reveal.
         of_model: the user's overrides; heads and image size may be needed to understand the file.
@@ -250,13 +257,13 @@ def _understood(
         notes: receives a sentence for each assumption.
     """
     stated, prepared = hints, Fields()
-    if (found := sidecar.read(files.weights, notes)) is not None:
-        stated, prepared = stated | vars(found[0]), dict(vars(found[1]))
+    if beside is not None:
+        stated, prepared = stated | vars(beside[0]), dict(vars(beside[1]))
     preset = preprocessing_presets.preprocessing(files.label, files.weights.name)
     if files.config is not None:
         fields, prepared_there = external_configs.read_json(files.config, files.preprocessor, notes)
         stated, prepared = stated | fields, prepared | prepared_there
-    elif found is None and preset is None:
+    elif beside is None and preset is None:
         numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
         notes.append(f"The file does not state its numerics; those of {row.name} are assumed ({numerics}).")
     config = infer(state, row, stated, of_model, notes)
@@ -334,8 +341,8 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         arguments: as for `load`.
 
     Returns:
-        dialect, variant, tensors, parameters, dtype, numerics, heads, image and patch size, classes, InputSpec, notes,
-        sha256.
+        dialect, variant, tensors, parameters, dtype, numerics, heads, image and patch size, classes, InputSpec,
+        licence, notes, sha256.
     """
     found = open_checkpoint(source, **arguments)
     config, spec = found.config, found.input_spec.to_dict()
@@ -354,6 +361,7 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "input_spec": spec,
         "classes": config.num_classes,
         "class_names": names,
+        "licence": found.licence,
         "extra": found.extra,
         "notes": found.notes,
         "sha256": sidecar.sha256(found.files.weights),

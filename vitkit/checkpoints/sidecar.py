@@ -30,8 +30,8 @@ def describe(config: ViTConfig, spec: InputSpec, **more: Any) -> str:
     return json.dumps(values, sort_keys=True, indent=1)
 
 
-def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
-    """Parse what `describe` returned: configuration, InputSpec and extra strings; None if that is not what it is.
+def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str], str] | None:
+    """Parse what `describe` returned: configuration, InputSpec, extra strings, licence; None for another text.
 
     Raises:
         UnreadableFile: it describes a model that this version of vitkit does not know.
@@ -39,7 +39,8 @@ def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
     try:
         values = json.loads(text)
         spec = InputSpec.from_dict(values["input_spec"])
-        return ViTConfig.from_dict(values["config"]), spec, dict(values.get("extra") or {})
+        extra, licence = dict(values.get("extra") or {}), str(values.get("licence") or "")
+        return ViTConfig.from_dict(values["config"]), spec, extra, licence
     except ConfigError as error:  # to ignore it would be to compute something else
         raise UnreadableFile(
             f"Expected weights that this version of vitkit can describe; {error} A newer vitkit may have written them."
@@ -48,14 +49,14 @@ def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str]] | None:
         return None
 
 
-def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str) -> None:
+def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str, **more: Any) -> None:
     """Write the sidecar of a file that has just been written."""
-    text = describe(config, spec, dialect=dialect, sha256=sha256(weights))
+    text = describe(config, spec, dialect=dialect, sha256=sha256(weights), **more)
     place(weights).write_text(text + "\n", encoding="utf-8")
 
 
-def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
-    """Read the sidecar of a file.
+def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec, str] | None:
+    """Read the sidecar of a file: configuration, InputSpec, licence.
 
     Args:
         weights: the file.
@@ -77,4 +78,4 @@ def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec] | None:
     if json.loads(text).get("sha256") != sha256(weights):
         notes.append(f"{path.name} belongs to other weights (its sha256 does not match); it is ignored.")
         return None
-    return found[:2]
+    return found[0], found[1], found[3]

@@ -36,6 +36,7 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
         raise ConfigError(f"Only native files can hold extra=; got dialect {dialect!r}.")
     tensors = to_dialect(model, dialect)
     config, spec = model.config, model.input_spec
+    terms = {"licence": model.licence} if model.licence else {}
     if row.suffixes == ("",):
         if path.suffix in containers.WRITERS or path.is_file():
             raise OutputError(
@@ -44,7 +45,8 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
             )
         with staging(path) as private:
             containers.write(tensors, private / "model.safetensors")
-            _write_json(private / "config.json", external_configs.write_config(config, spec, dialect))
+            values = external_configs.write_config(config, spec, dialect)
+            _write_json(private / "config.json", {**values, "vitkit": values["vitkit"] | terms})
             _write_json(private / "preprocessor_config.json", external_configs.write_preprocessor(spec))
         return path / "model.safetensors"
     if path.suffix.lower() not in row.suffixes:
@@ -54,10 +56,12 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
     with staging(path.parent) as private:
         file = private / path.name
         if dialect == "native":
-            containers.write(tensors, file, {"vitkit": sidecar.describe(config, spec, extra=dict(extra or {}))})
+            containers.write(
+                tensors, file, {"vitkit": sidecar.describe(config, spec, extra=dict(extra or {}), **terms)}
+            )
         else:
             containers.write(tensors, file)
-            sidecar.write(file, config, spec, dialect)
+            sidecar.write(file, config, spec, dialect, **terms)
     return path
 
 

@@ -55,6 +55,8 @@ def convert(
     overrides |= {"dialect": dialect, "revision": revision, "num_classes": num_classes, "rename": table}
     model = checkpoints.convert(source, destination, to, **overrides)
     print(f"wrote {destination} ({to}, {sum(p.numel() for p in model.parameters()):,} parameters)")
+    if model.licence:
+        print(f"licence: {model.licence}. It applies to the new file too: pass its terms on with the weights.")
     if not verify:
         return
     from vitkit.jobs.convert import prove

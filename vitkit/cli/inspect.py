@@ -46,6 +46,7 @@ def inspect(
         "numerics": ", ".join(f"{name} {value}" for name, value in numerics.items()),
         "input": ", ".join(f"{name} {value}" for name, value in spec.items()),
         "classes": f"{found['classes']}{shown if found['class_names'] else ' (unnamed)'}",
+        "licence": found["licence"] or "not stated",
         "sha256": found["sha256"],
     }
     for name, value in rows.items():

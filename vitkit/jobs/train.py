@@ -129,6 +129,7 @@ def prepare(
     if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
         config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state
         built = own if isinstance(own, ViT) else ViT(config, InputSpec.from_dict(stored["input_spec"]))
+        built.licence = stored.get("licence", "")
     elif weights is not None:
         built = pretrained(weights, how, train.class_names, image_size, **loading)
     elif isinstance(own, ViT):
@@ -144,7 +145,7 @@ def prepare(
     freeze(built, how.freeze)
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
-    more = {"fields": dict(fields), "loading": dict(loading)}
+    more = {"fields": dict(fields), "loading": dict(loading), "licence": built.licence}
     info = _describe(ready, name, model, weights, data) | {key: value for key, value in more.items() if value}
     if verify_data and stored and "verified data" not in stored["same"]:
         notes.append("The run was started without --verify-data, so only parts of each image can be compared.")

@@ -175,6 +175,7 @@ class ViT(nn.Module):
                               "ViT(img_size, in_channels, patch_size, ...) is vitkit.paper.ViT.")
         c = self.config = config
         self.input_spec = (input_spec or InputSpec.of(c)).check(c)
+        self.licence = ""                       # of the weights it was loaded from; kept in what is saved of it
         self.gradient_checkpointing = False     # set it to True to trade time for memory in training
         self.patch_embedding = PatchEmbedding(c)
         self.class_token = nn.Parameter(torch.zeros(1, 1, c.hidden_size)) if c.class_token else None
