@@ -233,3 +233,50 @@ def test_a_closed_pipe_is_no_error() -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+# Names that try to do something
+
+
+def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    """A terminal obeys what follows an escape character, and a table would obey rich's markup."""
+    save(create("ti/16", image_size=32, num_classes=2), tmp_path / "m.safetensors")
+    name = "\x1b]0;owned\x07\u202egnp.jpg"
+    (tmp_path / name).write_bytes(b"not an image")
+    Image.new("RGB", (40, 40)).save(tmp_path / f"good{name}", "PNG")
+    for arguments in (
+        ("predict", "m.safetensors", name, f"good{name}"),
+        ("inspect", name),
+        ("walk", name, "--from", "m.safetensors"),
+    ):
+        done = vitkit(*arguments, cwd=tmp_path)
+        text = done.stdout + done.stderr
+        assert r"\x1b]0;owned\x07\u202egnp.jpg" in text, arguments
+        assert not re.search("[\x1b\x07\u202e]", text), arguments
+
+
+def test_markup_in_a_class_name_is_text(tmp_path: Path) -> None:
+    lines = ["path,label"]
+    for n, label in enumerate(["[/b]", "[red]x", "[/b]", "[red]x"]):
+        Image.new("RGB", (40, 40), (n, n, 90 * (n % 2))).save(tmp_path / f"{n}.png")
+        lines.append(f"{n}.png,{label}")
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    done = vitkit("doctor", "t.csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[/b]" in done.stdout
+    assert "[red]x" in done.stdout
+
+
+def test_formulas_in_csv_output_are_text(tmp_path: Path) -> None:
+    names = ("=HYPERLINK(1)", "@b", "-1.5", "+x")
+    model = create("ti/16", image_size=32, num_classes=4)
+    model.input_spec = replace(model.input_spec, class_names=names)
+    save(model, tmp_path / "m.safetensors")
+    Image.new("RGB", (40, 40)).save(tmp_path / "=cmd.png")
+    done = vitkit("predict", "m.safetensors", "=cmd.png", "--csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(",") for line in done.stdout.splitlines()[1:]]
+    assert {row[0] for row in rows} == {"'=cmd.png"}
+    assert {row[2] for row in rows} == {"'=HYPERLINK(1)", "'@b", "-1.5", "'+x"}
+    done = vitkit("predict", "m.safetensors", "=cmd.png", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["predictions"][0]["image"] == "=cmd.png"

@@ -3,13 +3,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.data.images import BAD, encoded, odd_files, picture, png_header
-from vitkit.data.decode import decode, region, to_channels
+from vitkit.data.decode import decode, formats, region, to_channels
+from vitkit.data.files import FORMATS
 from vitkit.errors import BadImage
 
 room = importlib.import_module("vitkit.data.decode")  # the package has a function of that name
@@ -163,3 +165,38 @@ def test_a_region_of_a_turned_photo_is_a_region_of_the_upright_one(tag, channels
     assert half.shape == (expected.shape[0] // 2, expected.shape[1] // 2, count)
     reduced = expected.reshape(half.shape[0], 2, half.shape[1], 2, count).mean((1, 3))
     assert np.abs(reduced - half).mean() < 4
+
+
+def test_other_formats_are_refused_whatever_their_name(tmp_path, monkeypatch):
+    """Pillow decodes an EPS file by starting Ghostscript."""
+    ran = tmp_path / "ran"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho yes > {ran}\nexit 1\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for kind in ("EPS", "PCX", "SGI", "DDS", "PDF"):
+        raw = encoded(picture(0, (9, 9)), kind)
+        with pytest.raises(BadImage, match=r"^cat\.jpg: not an image in a format that vitkit reads \(JPEG, .*AVIF"):
+            decode(raw, "cat.jpg")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("kind", sorted(set(FORMATS) - {"MPO"}))
+def test_every_format_of_the_table_is_read(kind):
+    if kind not in formats():
+        pytest.skip(f"this Pillow does not read {kind}")
+    side = 16
+    assert decode(encoded(picture(0, (side, side)), kind)).size == (side, side)
+
+
+def test_libtiff_prints_nothing(capfd):
+    """It is a C library, which prints to the terminal unless it is told not to."""
+    raw = encoded(picture(0, (64, 64)), "TIFF", compression="tiff_lzw")
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(raw)
+        for place in rng.integers(0, len(raw), 6):
+            damaged[place] = rng.integers(256)
+        with contextlib.suppress(BadImage):
+            decode(bytes(damaged))
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""

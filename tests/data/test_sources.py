@@ -17,6 +17,7 @@ from PIL import Image
 from tests.data.images import class_folder, encoded, picture
 from vitkit.data import SOURCES, open_source, open_splits
 from vitkit.data.base import Pixels, Subset, stratified
+from vitkit.data.files import read_file
 from vitkit.data.idx import read_idx
 from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, ConfigError, DataError, UnknownName, pick
@@ -425,6 +426,53 @@ def test_loops_of_links_and_pipes_do_not_hang(photos):
     with pytest.raises(BadImage, match=r"^1/broken\.jpg: cannot be read"):
         source.read(list(source.names).index("1/broken.jpg"))
     assert source.fingerprint()
+
+
+def test_links_between_two_classes_are_followed_once(photos):
+    try:
+        (photos / "train/1/x").symlink_to(photos / "train/2", target_is_directory=True)
+        (photos / "train/2/x").symlink_to(photos / "train/1", target_is_directory=True)
+    except OSError:
+        pytest.skip("this system has no links")
+    names = list(open_source(photos).names)
+    assert sum(name.startswith("1/x/") for name in names) == sum(
+        name.count("/") == 1 and name[0] == "2" for name in names
+    )
+    assert not any("x/x" in name for name in names)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_only_regular_files_are_read(photos, tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.mkfifo(tmp_path / "pipe.tar")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    kinds = {
+        "pipe.jpg": "expected a file; it is a named pipe",
+        "zero.jpg": "expected a file; it is a device",
+        "folder.jpg": "expected a file; it is a folder",
+        "loop.jpg": "cannot be read",
+        "nul\0.jpg": "cannot be read",
+    }
+    (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{name},a\n" for name in kinds if "\0" not in name))
+    source = open_source(tmp_path / "t.csv", "all")
+    for i, name in enumerate(source.names):
+        with pytest.raises(BadImage, match=f"^{name}: {kinds[name]}"):
+            source.read(i)
+    assert source.fingerprint()
+    for name, what in kinds.items():
+        with pytest.raises(BadImage, match=what):
+            read_file(tmp_path / name, name)
+    with pytest.raises(DataError, match="it is a named pipe"):
+        open_source(f"tar:{tmp_path}", "all")
+
+
+def test_a_huge_file_is_not_an_image(tmp_path):
+    with open(tmp_path / "huge.jpg", "wb") as file:
+        file.truncate(2**31 + 1)  # sparse: it takes no room on the disk
+    with pytest.raises(BadImage, match=r"^huge\.jpg: expected an image of at most 2,147,483,648 bytes"):
+        read_file(tmp_path / "huge.jpg", "huge.jpg")
 
 
 def test_tar_is_indexed_once_and_again_when_it_changes(tmp_path):

@@ -40,6 +40,7 @@ from vitkit.cli import (
     train,
     walk,
 )
+from vitkit.cli.text import only_printable, printable
 from vitkit.errors import VitkitError
 
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
@@ -91,6 +92,11 @@ class Command(TyperCommand):
                 default = f"{default:g}" if isinstance(default, float) else default
                 option.help = f"{option.help.removesuffix('.')} (default: {default})."
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command; what it prints cannot contain codes that a terminal obeys."""
+        with only_printable():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for _heading, _commands in COMMANDS.items():
@@ -124,7 +130,7 @@ def main() -> None:
     try:
         app()
     except VitkitError as error:
-        print(f"vitkit: {error}", file=sys.stderr)
+        print(f"vitkit: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("vitkit: stopped.", file=sys.stderr)

@@ -41,6 +41,7 @@ def predict(
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
     from vitkit.cli import options as common
+    from vitkit.evaluation.names import cells
     from vitkit.evaluation.predict import Images, predictions
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
@@ -74,7 +75,7 @@ def predict(
                 kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses]})
             elif as_csv:
                 lines.writerows(
-                    (found.image, rank, g.name, g.index, f"{g.probability:.6f}")
+                    cells((found.image, rank, g.name, g.index, f"{g.probability:.6f}"))
                     for rank, g in enumerate(found.guesses, 1)
                 )
             else:

@@ -1,18 +1,58 @@
-"""How the command line prints: one console, and tables."""
+"""How the command line prints: one console, tables, and text that cannot take over a terminal."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+# Control characters, which a terminal obeys, and marks that reverse the order of what follows.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def console() -> Console:
-    """Return a console on stdout, which does not wrap at 80 columns when the output is a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+def printable(text: str) -> str:
+    r"""Write control characters in a text as `\x1b`; names of files and classes may contain any."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Printable:
+    """A stream that prints only printable text; everything else is that of the stream behind it."""
+
+    def __init__(self, behind: TextIO) -> None:
+        self.behind = behind
+
+    def write(self, text: str) -> int:
+        self.behind.write("\r".join(map(printable, text.split("\r"))))  # libraries redraw their progress bars with \r
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.behind, name)
+
+
+@contextmanager
+def only_printable() -> Iterator[None]:
+    """Print only printable text on stdout and stderr."""
+    out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console, which does not wrap at 80 columns when the output is a file or a pipe.
+
+    Args:
+        stderr: write to stderr instead of stdout (default: stdout).
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    behind = getattr(stream, "behind", stream)  # a console writes the terminal's own codes
+    return Console(file=behind, highlight=False, width=None if behind.isatty() else 200)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -23,9 +63,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         rows: one sequence of values per row.
         title: line above the table (default: none).
     """
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    heading = Text(printable(title)) if title is not None else None
+    table = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.rstrip("#"), justify="right" if column.endswith("#") else "left", overflow="fold")
+        table.add_column(
+            Text(printable(column.rstrip("#"))), justify="right" if column.endswith("#") else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(str(value) for value in row))
+        table.add_row(*(Text(printable(str(value))) for value in row))  # Text: [x] in a name is not markup
     console().print(table)

@@ -25,7 +25,7 @@ def walk(
     overrides: dict[str, Any],
 ) -> None:
     """Follow a photo through the equations of the paper: the shape, a few values and a picture of each step."""
-    from vitkit.cli.text import console
+    from vitkit.cli.text import console, printable
     from vitkit.model.config import variant
 
     variant(model)  # reports an unknown name before importing torch, which is slow
@@ -36,7 +36,7 @@ def walk(
     found = job(model_for(model, weights, size, **overrides), image, size)
     note = "" if weights else " The weights are random, so look at the shapes, not the values."
     print(f"One photo through Eqs. 1-4 of {weights or model}.{note}\n")
-    console().print(str(found), markup=False, soft_wrap=True)
+    console().print(printable(str(found)), markup=False, soft_wrap=True)
     print()
     for picture in found.save(out):
         print(f"wrote {picture}")

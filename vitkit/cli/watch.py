@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitkit.cli.text import console, printable
+
 
 class Watch:
     """Prints the events of a run; a context manager.
@@ -29,6 +31,7 @@ class Watch:
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[numbers]}"),
+                console=console(),
             )
 
     def __enter__(self) -> Watch:
@@ -43,7 +46,7 @@ class Watch:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         else:
             print(text, flush=True)
 

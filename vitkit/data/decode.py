@@ -7,6 +7,7 @@
     16-bit gray         divided by 257 and rounded (65535 becomes 255); 32-bit integers are treated as 16-bit ones
     floating point      0..1 becomes 0..255
     over MAX_PIXELS     refused before any pixel is decoded
+    other formats       only those of files.FORMATS are read, whatever a file's name ends in
 
 Evaluation uses the pixels that Pillow decodes at full size. Training may decode a JPEG at 1/2, 1/4 or 1/8 of its size,
 but never below the size it needs: see `region`. If simplejpeg is installed, it does both, with the same pixels.
@@ -14,15 +15,18 @@ but never below the size it needs: see `region`. If simplejpeg is installed, it 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import io
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vitkit.data.files import FORMATS
 from vitkit.errors import BadImage
 from vitkit.model.config import Channels
 from vitkit.types import Array
@@ -72,11 +76,25 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def formats() -> tuple[str, ...]:
+    """Return the formats of FORMATS that this Pillow knows, and silence libtiff, which prints to stderr by itself."""
+    Image.init()
+    from PIL import _imaging
+
+    # Only where Pillow's libtiff is a shared library; elsewhere its lines are harmless, though not ours.
+    with suppress(OSError, AttributeError, TypeError):
+        libtiff = ctypes.CDLL(_imaging.__file__)
+        for handler in ("TIFFSetWarningHandler", "TIFFSetErrorHandler"):
+            getattr(libtiff, handler)(None)
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def reason(error: BaseException) -> str:
     """Describe why a file could not be decoded."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a format that Pillow reads"
+        return f"not an image in a format that vitkit reads ({', '.join(formats())})"
     if isinstance(error, Image.DecompressionBombError):
         return f"declares more than {MAX_PIXELS // 10**6} megapixels (a decompression bomb?)"
     if isinstance(error, EOFError):
@@ -108,7 +126,7 @@ def header(raw: bytes, name: str) -> Image.Image:
         raise bad(name, "the file is empty (0 bytes)")
     try:
         with _quiet():  # Pillow warns about large sizes that we allow, and about damaged metadata
-            image = Image.open(io.BytesIO(raw))
+            image = Image.open(io.BytesIO(raw), formats=formats())
     except Exception as error:
         raise bad(name, reason(error)) from error
     if image.width * image.height > MAX_PIXELS:

@@ -18,6 +18,7 @@ from typing import Any
 
 from vitkit.data.base import Source
 from vitkit.data.decode import damage, decode, header, orientation
+from vitkit.data.files import FORMATS
 from vitkit.data.sources import open_splits, parse
 from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, DataError, OutputError
@@ -25,18 +26,6 @@ from vitkit.types import Progress
 
 PIECE = 16  # images per task
 LONG_SIDE = 10_000  # pixels; a longer side gets a note
-
-# The file endings of each format; any other ending gets a note.
-ENDINGS: dict[str, tuple[str, ...]] = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "MPO": (".jpg", ".jpeg", ".jpe", ".mpo"),
-    "PNG": (".png", ".apng"),
-    "GIF": (".gif",),
-    "BMP": (".bmp", ".dib"),
-    "WEBP": (".webp",),
-    "TIFF": (".tif", ".tiff"),
-    "AVIF": (".avif",),
-}
 
 
 @dataclass(frozen=True)
@@ -215,7 +204,7 @@ def describe(raw: bytes, name: str) -> tuple[list[str], str]:
     """
     image = header(raw, name)
     notes, kind, ending = [], image.format or "?", Path(name).suffix.lower()
-    if kind in ENDINGS and ending and ending not in ENDINGS[kind]:
+    if kind in FORMATS and ending and ending not in FORMATS[kind]:
         notes.append(f"misnamed: a {kind} file with the ending {ending}")
     if image.mode == "CMYK":
         notes.append("CMYK: converted to RGB without its colour profile")

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.data.base import Source, Splits, excerpt
+from vitkit.data.files import ENDINGS, irregular, read_file
 from vitkit.data.string_table import StringTable, natural
-from vitkit.errors import BadImage, DataError
+from vitkit.errors import DataError
 from vitkit.types import Array
 
 # The folder names of each split, in the order in which they are tried.
@@ -18,25 +19,6 @@ SPLIT_FOLDERS: dict[str, tuple[str, ...]] = {
     "val": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".gif",
-    ".bmp",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".avif",
-    ".jp2",
-    ".tga",
-    ".ico",
-)
 
 
 class Files(Source):
@@ -57,13 +39,7 @@ class Files(Source):
 
     def raw(self, i: int) -> bytes:
         """Return the bytes of file `i`."""
-        try:
-            with open(os.path.join(self.root, self.names[i]), "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise BadImage(
-                f"{self.names[i]}: cannot be read ({error.strerror}); expected a file in {self.root}."
-            ) from error
+        return read_file(os.path.join(self.root, self.names[i]), self.names[i])
 
     def place(self, i: int) -> Path:
         """Return the file of image `i`."""
@@ -71,8 +47,11 @@ class Files(Source):
 
     def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
         """See Source."""
+        path = os.path.join(self.root, self.names[i])
         try:
-            with open(os.path.join(self.root, self.names[i]), "rb", buffering=0) as file:
+            if irregular(path):
+                return -1, b""
+            with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 return size, excerpt(file, 0, size, whole)
         except OSError:
@@ -137,17 +116,20 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
     return Files(root, names, labels, order)
 
 
-def _images_below(root: Path, folder: str) -> list[str]:
+def _images_below(root: Path, folder: str, above: tuple[str, ...] = ()) -> list[str]:
+    """List the images below a folder; `above` holds the folders passed on the way, so that links make no loop."""
     found: list[str] = []
     here = os.path.realpath(root / folder)
+    if here in above:
+        return found
     with os.scandir(here) as entries:
         for entry in entries:
             name, link = f"{folder}/{entry.name}", entry.is_symlink()
             if entry.name.startswith("."):
                 continue
             if os.path.isdir(entry.path) if link else entry.is_dir():
-                if not (link and Path(here).is_relative_to(os.path.realpath(entry.path))):  # a loop of links
-                    found += _images_below(root, name)
-            elif entry.name.lower().endswith(ENDINGS) and (link or entry.is_file()):  # not a pipe, which would block
+                if not (link and Path(here).is_relative_to(os.path.realpath(entry.path))):  # it leads back up
+                    found += _images_below(root, name, (*above, here))
+            elif entry.name.lower().endswith(ENDINGS) and (link or entry.is_file()):  # not a named pipe
                 found.append(name)
     return found

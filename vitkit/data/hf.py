@@ -8,6 +8,7 @@ from typing import Any
 
 from vitkit.data.base import Source, Splits
 from vitkit.data.decode import Raw
+from vitkit.data.files import read_file
 from vitkit.data.folder import SPLIT_FOLDERS
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, DataError, MissingDependency
@@ -51,10 +52,9 @@ class Rows(Source):
         cell = self.rows[i][self.image]
         if cell["bytes"] is not None:
             return bytes(cell["bytes"])
-        try:
-            return Path(cell["path"]).read_bytes()
-        except (OSError, TypeError) as error:
-            raise BadImage(f"{self.names[i]}: cannot be read from {cell['path']!r} ({error}).") from error
+        if cell["path"] is None:
+            raise BadImage(f"{self.names[i]}: has neither bytes nor a path.")
+        return read_file(cell["path"], f"{self.names[i]} ({cell['path']})")
 
 
 def _column(rows: Any, types: tuple[type, ...], usual: tuple[str, ...], what: str, where: str) -> str:

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from vitkit.data.base import Source, Splits, excerpt
-from vitkit.data.folder import ENDINGS, SPLIT_FOLDERS
+from vitkit.data.files import ENDINGS, irregular
+from vitkit.data.folder import SPLIT_FOLDERS
 from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Array
@@ -145,6 +146,8 @@ def _list(number: int, shard: Path) -> list[tuple[int, int, int, str, str]]:
     images: dict[str, tarfile.TarInfo] = {}
     classes: dict[str, str] = {}
     try:
+        if what := irregular(shard):
+            raise DataError(f"Expected a tar file at {shard}; it is {what}.")
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 if not member.isfile():

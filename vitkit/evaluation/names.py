@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -11,6 +13,8 @@ import torch
 
 from vitkit.errors import InputError
 from vitkit.model.classifier import Classifier
+
+FORMULA = re.compile(r"[=+@\t\r-](?![\d.]+(e[+-]?\d+)?$)")  # what a spreadsheet runs, and not a number
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,8 @@ def class_names(model: Classifier) -> tuple[str, ...]:
         return spec.class_names
     K = config.num_classes if config is not None else model(torch.zeros(1, len(spec.mean), *spec.size)).shape[1]
     return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))
+
+
+def cells(row: Iterable[object]) -> list[object]:
+    """Return a row for a CSV file, with an apostrophe before text that a spreadsheet would run as a formula."""
+    return [f"'{one}" if isinstance(one, str) and FORMULA.match(one) else one for one in row]

@@ -15,10 +15,10 @@ from PIL import Image
 
 from vitkit.data.base import Source
 from vitkit.data.decode import Raw, decode
-from vitkit.data.folder import ENDINGS
+from vitkit.data.files import ENDINGS, read_file
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.string_table import natural
-from vitkit.errors import BadImage, DataError, InputError
+from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import class_names
 from vitkit.model.classifier import Classifier, device_of
@@ -54,7 +54,7 @@ class Prediction(Plotted):
         """Draw the photo with its class and probability as the title."""
         from vitkit.explanations import draw
 
-        raw = self.raw if self.raw is not None else Path(self.image).read_bytes()
+        raw = self.raw if self.raw is not None else read_file(self.image, self.image)
         return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), f"{self.name} {self.probability:.1%}")
 
     @property
@@ -100,12 +100,7 @@ class Images(Source):
     def raw(self, i: int) -> Raw:
         """See Source."""
         item = self.items[i]
-        if not isinstance(item, str):
-            return item
-        try:
-            return Path(item).read_bytes()
-        except OSError as error:
-            raise BadImage(f"{item}: cannot be read ({error.strerror}).") from error
+        return read_file(item, item) if isinstance(item, str) else item
 
 
 def files(place: str | Path) -> list[str]:

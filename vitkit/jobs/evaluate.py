@@ -21,7 +21,7 @@ from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
-from vitkit.evaluation.names import class_names
+from vitkit.evaluation.names import cells, class_names
 from vitkit.explanations import draw
 from vitkit.model.classifier import Classifier
 from vitkit.model.vit import ViT
@@ -248,6 +248,6 @@ def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = N
         (beside / "evaluation.json").write_text(text + "\n", encoding="utf-8")
         for name, (header, rows) in tables.items():
             with open(beside / name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                csv.writer(file).writerow(header)
-                csv.writer(file).writerows(rows)
+                csv.writer(file).writerow(cells(header))
+                csv.writer(file).writerows(map(cells, rows))
     return [folder / name for name in ("evaluation.json", *tables)]

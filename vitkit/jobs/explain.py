@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitkit.data.preprocess import preprocess, resized
 from vitkit.errors import InputError, OutputError, nearest
-from vitkit.evaluation.names import class_names
+from vitkit.evaluation.names import cells, class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explanations import draw
 from vitkit.explanations.common import Arrays, Grid, PlotOptions, grid_of, targets_of, unwrap
@@ -246,7 +246,7 @@ def _one(
             with open(folder / "predictions.csv", "w", newline="", encoding="utf-8") as file:
                 rows = zip(said["name"], said["index"], said["probability"], strict=True)
                 csv.writer(file).writerows(
-                    [("class", "index", "probability"), *((n, i, f"{p:.6g}") for n, i, p in rows)]
+                    [("class", "index", "probability"), *(cells((str(n), i, f"{p:.6g}")) for n, i, p in rows)]
                 )
     except OSError as error:
         raise OutputError(

@@ -131,6 +131,7 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
         ws="none",
         log_level="info" if log_requests else "warning",
         access_log=log_requests,
+        use_colors=False,
         server_header=False,
         lifespan="on",
         h11_max_incomplete_event_size=HEAD_BYTES,

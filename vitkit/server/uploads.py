@@ -13,14 +13,12 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from torch import Tensor
 
-from vitkit.data.decode import bad, decode, header
+from vitkit.data.decode import decode, header
 from vitkit.data.preprocess import pixels, resized
 from vitkit.errors import RequestError, TooLarge
 from vitkit.model.config import InputSpec
 from vitkit.server.settings import Settings
 
-# Formats that are decoded: common ones whose decoders run inside this process.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 WANTED = (
     "Send images as multipart/form-data in the field `files`, or as JSON "
     '{"images": [{"name": "cat.jpg", "data": "<base64>"}]}.'
@@ -169,8 +167,6 @@ def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
         TooLarge: it has more pixels than the limit.
     """
     image = header(upload.raw, upload.name)
-    if image.format not in FORMATS:
-        raise bad(upload.name, f"{image.format} files are not supported by the server; use one of {', '.join(FORMATS)}")
     (width, height), most = image.size, settings.max_megapixels * 1e6
     if width * height > most:
         raise TooLarge(
