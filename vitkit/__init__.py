@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.api import doctor as doctor
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
     from vitkit.api import explain as explain
@@ -51,6 +52,7 @@ _HOME = {  # public name -> module that defines it
             "predict",
             "evaluate",
             "embed",
+            "doctor",
             "probe",
             "explain",
             "report",

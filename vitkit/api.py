@@ -26,6 +26,7 @@ from vitkit.model.config import ViTConfig, variant
 from vitkit.model.vit import ViT
 
 if TYPE_CHECKING:
+    from vitkit.data.doctor import Report
     from vitkit.data.loader import BadImages
     from vitkit.evaluation.predict import Given, Predictions
     from vitkit.explanations.describe import Summary
@@ -356,6 +357,64 @@ def probe(
         runtime=runtime,
         bad_images=bad_images,
     )
+
+
+def doctor(
+    data: Weights,
+    *,
+    weights: Model | None = None,
+    fix: Weights | None = None,
+    page: Weights | None = None,
+    cache: Weights | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> Report:
+    """Check a data set: unreadable images, files that are not read, classes, duplicates, sizes, and doubtful labels.
+
+    Args:
+        data: anything that `vitkit.data.open_splits` accepts.
+        weights: a model of any interface, or anything that `vitkit.load` accepts; its features find near-duplicates and
+            suspected wrong labels (default: near-duplicates by a perceptual hash, no labels).
+        fix: a new folder for a cleaned copy, or a new .csv file for a list of the good images; the data itself is never
+            changed (default: neither).
+        page: an HTML file with the pictures (default: none).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+
+    Returns:
+        The report: `problems`, `unread`, `bad`, `notes`, `duplicates`, `near`, `suspects`, `healthy` and more.
+
+    Example:
+        >>> import vitkit
+        >>> vitkit.doctor("digits", workers=0).healthy
+        True
+    """
+    from vitkit.data.clean import check_place, clean
+    from vitkit.jobs import doctor as job
+    from vitkit.jobs.embed import open_cache
+    from vitkit.runtime import Runtime
+
+    if fix is not None:
+        check_place(data, fix)
+    runtime = Runtime(device, precision) if weights is not None else None
+    report = job.doctor(
+        data,
+        model=model_of(weights, str(runtime.device)) if weights is not None and runtime is not None else None,
+        cache=open_cache(cache) if weights is not None else None,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+    )
+    if page is not None:
+        job.write_page(report, page)
+    if fix is not None:
+        clean(report, fix)
+    return report
 
 
 def explain(

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import vitkit
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.cli import app
-from vitkit.data import examine, move_aside, open_source
-from vitkit.data.doctor import describe
-from vitkit.errors import DataError
+from vitkit.data import clean, examine, open_source
+from vitkit.data.doctor import Place, describe
+from vitkit.errors import DataError, OutputError
 
 EXPECTED = {  # file -> (level, words of its reason)
     "truncated.jpg": ("bad", "truncated"),
@@ -25,7 +27,7 @@ EXPECTED = {  # file -> (level, words of its reason)
     "animated.gif": ("note", "first of 3 frames"),
     "misnamed.png": ("note", "JPEG file with the ending .png"),
     "rotated.jpg": ("note", "EXIF-rotated"),
-    "huge.jpg": ("note", "20000 x 40 px"),
+    "huge.jpg": ("note", "very large: 20000 x 40 px"),
     "rgba.png": ("note", "alpha channel is dropped"),
 }
 
@@ -53,6 +55,7 @@ def test_every_odd_file_is_named_with_its_reason(folder, workers):
         assert [f.level for f in found] == [level], name
         assert found[0].split == "train"
     assert {f.name for f in report.bad} == {f"odd/{name}" for name in BAD}
+    assert all(f.useless for f in report.bad)
     assert not [f for f in report.findings if f.name.startswith(("good/", "other/")) or f.name.endswith("good.jpg")]
     assert told[-1] == (32, 32)
     assert sorted(told) == told
@@ -65,8 +68,9 @@ def test_balance_sizes_and_duplicates(folder):
     assert report.imbalance == pytest.approx(15 / 4)
     assert report.sizes["width"] == [40, 64, 20_000]
     assert report.sizes["height"][2] == 120
-    assert report.across == [[["train", "good/003.jpg"], ["val", "other/copy.jpg"]]]
-    assert [["train", "good/004.jpg"], ["train", "good/again.jpg"]] in report.duplicates
+    leak = [Place("train", "good/003.jpg", "good"), Place("val", "other/copy.jpg", "other")]
+    assert report.across == report.conflicts == [leak]
+    assert [Place("train", "good/004.jpg", "good"), Place("train", "good/again.jpg", "good")] in report.duplicates
     assert report.modes["JPEG L"] == 1
 
 
@@ -77,39 +81,82 @@ def test_a_side_of_10000_pixels_is_noted(side, noted):
     assert bool(notes) is noted
 
 
-def test_fix_moves_and_never_deletes(folder):
-    before = {f.relative_to(folder): f.read_bytes() for f in folder.rglob("*.*")}
-    report = examine(folder, workers=0)
-    aside = move_aside(report)
-    assert aside == folder.with_name("set.bad")
-    after = {f.relative_to(folder): f.read_bytes() for f in folder.rglob("*.*")}
-    moved = {f.relative_to(aside): f.read_bytes() for f in aside.rglob("*.*") if f.name != "moved.json"}
-    assert after | moved == before
-    assert {f.name for f in moved} == BAD
-    record = json.loads((aside / "moved.json").read_text())
-    assert record["train/odd/empty.jpg"] == {
-        "from": str(folder / "train/odd/empty.jpg"),
-        "reason": "the file is empty (0 bytes)",
-    }
-    assert all(f.moved_to for f in report.bad)
-    assert not examine(folder, workers=0).bad
-    assert len(open_source(folder)) == 30 - len(BAD)
-    (folder / "train/odd/empty.jpg").write_bytes(b"")
-    move_aside(examine(folder, workers=0))
-    assert (aside / "train/odd/empty-again.jpg").is_file()
-    assert len(json.loads((aside / "moved.json").read_text())) == len(BAD) + 1
-    assert move_aside(examine(folder, workers=0)) is None
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {f.relative_to(folder): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_a_table_is_not_moved_out_of(tmp_path):
-    class_folder(tmp_path, {"a": 3})
-    (tmp_path / "a/000.jpg").write_bytes(b"")
-    (tmp_path / "t.csv").write_text("path,label\na/000.jpg,a\na/001.jpg,a\na/gone.jpg,a\n")
-    report = examine(tmp_path / "t.csv", workers=0)
-    assert [f.name for f in report.bad] == ["a/000.jpg", "a/gone.jpg"]
-    with pytest.raises(DataError, match=r"'csv' source\. Remove the rows"):
-        move_aside(report)
-    assert (tmp_path / "a/000.jpg").exists()
+def test_a_cleaned_copy_has_the_good_images_and_the_original_is_untouched(folder, tmp_path):
+    before = contents(folder)
+    done = clean(examine(folder, workers=0), tmp_path / "clean")
+    assert contents(folder) == before
+    kept = contents(tmp_path / "clean")
+    assert done.kept == len(kept)
+    assert all(before[name] == data for name, data in kept.items())
+    lost = {str(name) for name in before} - {str(name) for name in kept}
+    assert lost == set(done.left_out) == set(json.loads((tmp_path / "clean.json").read_text())["left_out"])
+    two = "the same photo has the labels good and other"
+    assert (
+        done.left_out
+        == {
+            **{f"train/odd/{name}": done.left_out[f"train/odd/{name}"] for name in BAD},
+            "train/odd/misnamed.png": "a copy of odd/good.jpg",
+            "train/good/again.jpg": "a copy of good/004.jpg",
+            "train/good/003.jpg": two,
+            "val/other/copy.jpg": two,
+        }
+        or "train/odd/rgba.png" not in done.left_out
+    )
+    assert done.left_out["train/odd/empty.jpg"] == "the file is empty (0 bytes)"
+    again = examine(tmp_path / "clean", workers=0)
+    assert again.healthy
+    assert not again.duplicates
+    assert len(open_source(tmp_path / "clean")) == again.images["train"]
+
+
+def test_a_photo_in_two_splits_stays_only_where_it_is_judged(tmp_path):
+    class_folder(tmp_path / "set/train", {"a": 3, "b": 3})
+    for split in ("val", "test"):
+        (tmp_path / f"set/{split}/a").mkdir(parents=True)
+        shutil.copy(tmp_path / "set/train/a/001.jpg", tmp_path / f"set/{split}/a/leak.jpg")
+    done = clean(examine(tmp_path / "set", workers=0), tmp_path / "clean")
+    assert done.left_out == {"train/a/001.jpg": "also in val: a/leak.jpg"}
+
+
+def test_a_list_of_good_images_is_a_data_set(folder, tmp_path):
+    before = contents(folder)
+    done = clean(examine(folder, workers=0), tmp_path / "lists/good.csv")
+    assert contents(folder) == before
+    copied = clean(examine(folder, workers=0), tmp_path / "clean")
+    assert done.kept == copied.kept
+    assert done.left_out == copied.left_out
+    for split in ("train", "val"):
+        listed, copy = open_source(tmp_path / "lists/good.csv", split), open_source(tmp_path / "clean", split)
+        assert [listed.raw(i) for i in range(len(listed))] == [copy.raw(i) for i in range(len(copy))]
+    again = clean(examine(tmp_path / "lists/good.csv", workers=0), tmp_path / "again.csv")  # a table can be cleaned too
+    assert again.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "out", "words"),
+    [
+        ("set", "set/train/new", "outside of the data"),
+        ("set", "set/good.csv", "outside of the data"),
+        ("set", ".", "exists"),
+        ("set/t.csv", "new", r"ends in \.csv"),
+        ("digits", "new.csv", "'digits' source"),
+    ],
+)
+def test_a_place_where_nothing_may_be_written_is_refused_first(tmp_path, monkeypatch, data, out, words):
+    monkeypatch.chdir(tmp_path)
+    class_folder(tmp_path / "set/train", {"a": 2})
+    (tmp_path / "set/t.csv").write_text("path,label\ntrain/a/000.jpg,a\n")
+    before = contents(tmp_path)
+    with pytest.raises((DataError, OutputError), match=words):
+        clean(examine(data, workers=0), out)
+    run = CliRunner().invoke(app, ["doctor", data, "--fix", out])
+    assert isinstance(run.exception, DataError | OutputError)
+    assert "decoding" not in run.stderr
+    assert contents(tmp_path) == before
 
 
 def test_damage_that_pillow_passes_over_is_noted(tmp_path):
@@ -138,12 +185,15 @@ def test_the_command(folder):
         assert f"odd/{name}" in run.stdout
     assert "train/good/003.jpg = val/other/copy.jpg" in run.stdout
     assert "decoding: 32 of 32" in run.stderr
-    run = CliRunner().invoke(app, ["doctor", str(folder), "--workers", "0", "--json", "--fix"])
+    out = str(folder.with_name("clean"))
+    run = CliRunner().invoke(app, ["doctor", str(folder), "--workers", "0", "--json", "--fix", out])
     assert run.exit_code == 0
     report = json.loads(run.stdout)
-    assert {f["name"] for f in report["findings"] if f["moved_to"]} == {f"odd/{name}" for name in BAD}
-    assert report["duplicates_across_splits"]
-    run = CliRunner().invoke(app, ["doctor", str(folder), "--workers", "0"])
+    assert {f["name"] for f in report["findings"] if f["level"] == "bad"} == {f"odd/{name}" for name in BAD}
+    assert report["duplicates_across_splits"] == report["duplicates_with_two_labels"]
+    assert report["duplicates_across_splits"][0][0] == {"split": "train", "name": "good/003.jpg", "label": "good"}
+    assert report["cleaned"] == out
+    run = CliRunner().invoke(app, ["doctor", out, "--workers", "0"])
     assert run.exit_code == 0
     assert "can be read" in run.stdout
 
@@ -153,3 +203,12 @@ def test_food_is_well(shared_data):
     assert report.images == {"train": 225, "test": 75}
     assert not report.bad
     assert not report.across
+
+
+def test_the_page_shows_the_pictures(folder, tmp_path):
+    report = vitkit.doctor(folder, page=tmp_path / "page.html", workers=0)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for words in ("odd/empty.jpg", "the file is empty (0 bytes)", "The same photo with two labels", "odd/huge.jpg"):
+        assert words in page
+    assert page.count("data:image/") == len({id(f) for f in report.notes}) + 4 + sum(map(len, report.near))
+    assert "<script" not in page

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import vitkit
 from vitkit.jobs.report import compare
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -27,13 +28,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(digits_page: Path, food_page: Path, folder: Path) -> dict[str, Path]:
-    return {"digits": digits_page, "food": food_page, "runs": compare(folder)}
+def pages(digits_page: Path, food_page: Path, folder: Path, photos: Path, digits: Path) -> dict[str, Path]:
+    vitkit.doctor(photos, weights=digits, page=folder / "doctor.html", cache=folder / "cache", workers=0)
+    return {"digits": digits_page, "food": food_page, "runs": compare(folder), "doctor": folder / "doctor.html"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-@pytest.mark.parametrize("name", ["digits", "food", "runs"])
+@pytest.mark.parametrize("name", ["digits", "food", "runs", "doctor"])
 def test_in_a_browser(browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
     page = context.new_page()
@@ -50,6 +52,10 @@ def test_in_a_browser(browser: Any, pages: dict[str, Path], name: str, width: in
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (DARK if scheme == "dark" else LIGHT)
     broken = page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length")
     assert broken == 0
+    if name == "doctor":  # it has photos, not drawings
+        assert page.evaluate("document.images.length")
+        context.close()
+        return
     drawn = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)")
     assert drawn
     assert min(drawn) > 50

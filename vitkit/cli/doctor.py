@@ -1,42 +1,106 @@
-"""`vitkit doctor`: check every image of a data set."""
+"""`vitkit doctor`: check every image of a data set, and everything next to the images."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import progress_bar
+from vitkit.cli.options import BatchSize, Cache, Device, Precision, Workers, loads_weights
 
 if TYPE_CHECKING:
-    from vitkit.data.doctor import Finding, Report
+    from vitkit.data.clean import Cleaned
+    from vitkit.data.doctor import Finding, Place, Report
 
-SHOWN = 20  # maximum number of notes and duplicates to print; --json prints all
+SHOWN = 20  # maximum number of lines per section; --json prints all
 
 
+@loads_weights
 def doctor(
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet or .tar file, or kind:place.")],
-    fix: Annotated[bool, typer.Option("--fix", help="Move bad files to DATA.bad; nothing is deleted.")] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Pre-trained weights, to find near-duplicates by their features and suspected wrong labels (default: "
+            "near-duplicates by a perceptual hash, no labels).",
+        ),
+    ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(
+            "--fix",
+            help="Write a cleaned copy to this new folder, or a list of the good images to this new .csv file; the "
+            "data itself is never changed (default: neither).",
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="Write an HTML page with the pictures to this file (default: none).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes for decoding (default: one per core).")] = None,
+    cache: Cache = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    *,
+    overrides: dict[str, Any],
 ) -> None:
-    """Check a data set: unreadable images, duplicates, class balance, image sizes.
+    """Check a data set: unreadable images, files that are not read, classes, duplicates, sizes, and doubtful labels.
 
-    The exit code is 1 if bad images remain.
+    The exit code is 1 if something would stop or mislead training and --fix was not given.
     """
-    from vitkit.data.doctor import examine, move_aside
+    from vitkit.cli import options as common
+    from vitkit.data.clean import check_place, clean
+    from vitkit.data.doctor import examine
+    from vitkit.errors import ConfigError
 
-    with progress_bar("decoding") as tell:
+    if fix is not None:
+        check_place(data, fix)
+    if weights is None and overrides:
+        raise ConfigError(f"--{next(iter(overrides)).replace('_', '-')} needs weights: give them with --from.")
+    with common.progress_bar("decoding") as tell:
         report = examine(data, workers=workers, progress=tell)
-    aside = move_aside(report) if fix else None
+    if weights is not None:
+        from vitkit.jobs.doctor import look_at_features
+        from vitkit.jobs.embed import open_cache
+        from vitkit.runtime import Runtime
+
+        runtime = Runtime(device, precision)
+        model = common.load(weights, runtime, overrides)
+        kept = open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
+        with common.counting("embedding", sum(report.images.values())) as tick:
+            look_at_features(
+                report, model, kept, batch_size=batch_size, workers=workers, runtime=runtime, progress=tick
+            )
+    cleaned: Cleaned | None = None
+    if fix is not None:
+        with common.progress_bar("copying") as tell:
+            cleaned = clean(report, fix, progress=tell)
     if as_json:
-        print(json.dumps(report.to_dict(), indent=1))
+        more = {} if cleaned is None else {"cleaned": str(cleaned.out), "left_out": cleaned.left_out}
+        print(json.dumps(report.to_dict() | more, indent=1))
     else:
         show(report)
-        if aside is not None:
-            print(f"\nMoved {len(report.bad)} bad files to {aside}; {aside / 'moved.json'} records where each one was.")
-    if any(found.moved_to is None for found in report.bad):
+    said = sys.stderr if as_json else sys.stdout
+    if page is not None:
+        from vitkit.jobs.doctor import write_page
+
+        print(f"wrote {write_page(report, page)}", file=said)
+    if cleaned is not None:
+        print(
+            f"wrote {cleaned.out}: {cleaned.kept} images, {len(cleaned.left_out)} left out "
+            f"({cleaned.record} says which and why)",
+            file=said,
+        )
+        for split, renames in cleaned.renamed.items():
+            for old, new in renames.items():
+                print(f"  {split}/{old} became {split}/{new}", file=said)
+    elif not report.healthy:
         raise typer.Exit(1)
 
 
@@ -47,6 +111,7 @@ def show(report: Report) -> None:
         report: the doctor's report.
     """
     from vitkit.cli.text import print_table
+    from vitkit.data.survey import why_unread
 
     classes = list(dict.fromkeys(name for counts in report.classes.values() for name in counts))
     largest = max(classes, key=lambda n: max(counts.get(n, 0) for counts in report.classes.values()), default="")
@@ -58,35 +123,62 @@ def show(report: Report) -> None:
     )
     if len(classes) > SHOWN:
         print(f"({len(classes)} classes; only the first ones and the largest are shown)")
-    if report.imbalance is None:
-        print("A class has no images.")
-    else:
+    if report.imbalance is not None:
         print(f"Class balance: the largest class has {report.imbalance:.3g} times as many images as the smallest.")
     for word, (least, median, most) in report.sizes.items():
         print(f"{word.capitalize()}: {least:g} to {most:g} px, median {median:g}.")
     print("Formats: " + ", ".join(f"{count} {kind}" for kind, count in report.modes.items()) + ".")
-    _list(f"{len(report.notes)} notes (these images can be read, by a special rule)", report.notes, SHOWN)
-    across = report.across
-    inside = len(report.duplicates) - len(across)
-    if report.duplicates:
-        print(f"\n{len(across)} images are in more than one split; {inside} more are duplicated within a split:")
-        for group in (across or report.duplicates)[:SHOWN]:
-            print("  " + " = ".join("/".join(place) for place in group))
-        if len(across) > SHOWN:
-            print(f"  ... and {len(across) - SHOWN} more (--json lists all)")
-    else:
+    if report.unread:
+        print("\nFiles that are not read:")
+        for ending, files in report.unread.items():
+            why = why_unread(ending)
+            names = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
+            print(f"  {len(files)} {ending}: {names}{f' ({why})' if why else ''}")
+    _findings(f"{len(report.notes)} notes (these images can be read, by a special rule)", report.notes, SHOWN)
+    across, conflicts = report.across, report.conflicts
+    inside = [group for group in report.duplicates if group not in across and group not in conflicts]
+    _groups("The same photo in more than one split", across)
+    _groups("The same photo twice in one split", inside)
+    _groups("Nearly the same photo", report.near)
+    if not report.duplicates and not report.near:
         print("\nNo duplicate images.")
+    if report.suspects is not None:
+        print(f"\n{len(report.suspects)} suspected wrong labels (another class is more probable), most doubtful first:")
+        for one in report.suspects[:SHOWN]:
+            print(
+                f"  {one.image.split}/{one.image.name}: {one.image.label} ({one.confidence:.1%}), "
+                f"looks like {one.suggested}"
+            )
+        if len(report.suspects) > SHOWN:
+            print(f"  ... and {len(report.suspects) - SHOWN} more (--json lists all)")
+    _groups("The same photo with more than one label", conflicts)
+    for level, title in (("note", "About the data set"), ("bad", "Problems of the data set")):
+        problems = [problem for problem in report.problems if problem.level == level]
+        if problems:
+            print(f"\n{title}:")
+            for problem in problems:
+                print(f"  {problem.where}: {problem.reason}")
     if report.bad:
-        _list(
+        _findings(
             f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
             report.bad,
             len(report.bad),
         )
     else:
-        print(f"All {sum(report.images.values())} images can be read ({report.seconds:.1f} s).")
+        print(f"\nAll {sum(report.images.values())} images can be read ({report.seconds:.1f} s).")
 
 
-def _list(title: str, findings: list[Finding], most: int) -> None:
+def _groups(title: str, groups: Sequence[Sequence[Place]]) -> None:
+    if not groups:
+        return
+    print(f"\n{title}:")
+    for group in groups[:SHOWN]:
+        print("  " + " = ".join(f"{place.split}/{place.name}" for place in group))
+    if len(groups) > SHOWN:
+        print(f"  ... and {len(groups) - SHOWN} more (--json lists all)")
+
+
+def _findings(title: str, findings: list[Finding], most: int) -> None:
     if not findings:
         return
     print(f"\n{title}:")

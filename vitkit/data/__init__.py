@@ -8,8 +8,9 @@ from __future__ import annotations
 from vitkit.data.augment import Augment, augment
 from vitkit.data.base import Source, stratified
 from vitkit.data.cache import CachedSource, cached
+from vitkit.data.clean import clean
 from vitkit.data.decode import decode
-from vitkit.data.doctor import Report, examine, move_aside
+from vitkit.data.doctor import Report, examine
 from vitkit.data.loader import Batch, EvalLoader, TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.data.order import Order, rng, sample_rngs, share
@@ -29,9 +30,9 @@ __all__ = [
     "TrainLoader",
     "augment",
     "cached",
+    "clean",
     "decode",
     "examine",
-    "move_aside",
     "normalize",
     "open_source",
     "open_splits",

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vitkit.data.files import FORMATS
+from vitkit.data.files import FORMATS, HEIF_BRANDS, NEEDS_HEIF, READS_HEIF
 from vitkit.errors import BadImage
 from vitkit.model.config import Channels
 from vitkit.types import Array
@@ -128,6 +128,8 @@ def header(raw: bytes, name: str) -> Image.Image:
         with _quiet():  # Pillow warns about large sizes that we allow, and about damaged metadata
             image = Image.open(io.BytesIO(raw), formats=formats())
     except Exception as error:
+        if not READS_HEIF and raw[4:8] == b"ftyp" and raw[8:12] in HEIF_BRANDS:
+            raise BadImage(f"{name}: {NEEDS_HEIF}.") from error
         raise bad(name, reason(error)) from error
     if image.width * image.height > MAX_PIXELS:
         raise bad(

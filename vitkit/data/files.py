@@ -7,6 +7,18 @@ import stat
 
 from vitkit.errors import BadImage
 
+try:
+    import pillow_heif  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    pillow_heif.register_heif_opener()
+except ImportError:  # optional: it reads the photos of phones
+    pillow_heif = None
+
+READS_HEIF = pillow_heif is not None
+NEEDS_HEIF = "HEIC, which needs pillow-heif: pip install 'vitkit[heif]'"
+HEIF = (".heic", ".heif")
+HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # bytes 8 to 12 of a HEIC file
+
 # The formats that are read, by Pillow's names, and the endings of their files; any other ending gets a note from
 # `vitkit doctor`. Formats whose decoders start another program (EPS starts Ghostscript) or fetch something stay out.
 # A row whose format Pillow does not know, because a plugin for it is not installed, is skipped. TGA files begin with
@@ -23,6 +35,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "JPEG2000": (".jp2",),
     "ICO": (".ico",),
+    **({"HEIF": HEIF} if READS_HEIF else {}),
     "TGA": (".tga",),
 }
 ENDINGS = tuple(dict.fromkeys(ending for endings in FORMATS.values() for ending in endings))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from vitkit.data.base import Source, Splits, excerpt
 from vitkit.data.files import ENDINGS, irregular, read_file
 from vitkit.data.string_table import StringTable, natural
-from vitkit.errors import DataError
+from vitkit.errors import DataError, nearest
 from vitkit.types import Array
 
 # The folder names of each split, in the order in which they are tried.
@@ -82,8 +82,11 @@ def splits(place: str) -> Splits:
 
 def class_folders(root: Path) -> list[str]:
     """Return the names of the class folders in `root`, numbers in numeric order."""
-    with os.scandir(root) as entries:
-        found = [entry.name for entry in entries if os.path.isdir(entry.path)]
+    try:
+        with os.scandir(root) as entries:
+            found = [entry.name for entry in entries if os.path.isdir(entry.path)]
+    except OSError as error:
+        raise DataError(f"The folder {root} cannot be opened ({error.strerror}).") from error
     names = sorted((name for name in found if not name.startswith((".", "__"))), key=natural)
     if not names:
         raise DataError(f"Expected {root}/<class>/<image>, one folder per class; {root} has no class folders.")
@@ -104,32 +107,52 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
     order = list(here if class_names is None else class_names)
     if unknown := [name for name in here if name not in set(order)]:
         raise DataError(
-            f"{root} has a class {unknown[0]!r} that the training folder does not have; its classes are: "
+            f"{root} has a class {unknown[0]!r} that the training folder does not have"
+            f"{nearest(unknown[0], order) or '.'} Its classes are: "
             f"{', '.join(order[:20])}{', ...' if len(order) > 20 else ''}."
         )
     names: list[str] = []
     labels: list[int] = []
     for label, class_name in enumerate(order):
-        files = sorted(_images_below(root, class_name)) if class_name in set(here) else []
+        files = sorted(name for name, image in files_below(root, class_name) if image) if class_name in here else []
         names += files
         labels += [label] * len(files)
     return Files(root, names, labels, order)
 
 
-def _images_below(root: Path, folder: str, above: tuple[str, ...] = ()) -> list[str]:
-    """List the images below a folder; `above` holds the folders passed on the way, so that links make no loop."""
-    found: list[str] = []
+def files_below(
+    root: Path, folder: str, closed: list[tuple[str, str]] | None = None, above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool]]:
+    """Yield (path relative to `root`, whether it is read as an image) of every file below a folder.
+
+    Hidden files, pipes and loops of links are left out.
+
+    Args:
+        root: the folder that paths are relative to.
+        folder: where to start, relative to `root`.
+        closed: receives (folder, reason) of every folder that cannot be opened (default: such a folder is an error).
+        above: the folders passed on the way, so that links make no loop.
+
+    Raises:
+        DataError: a folder cannot be opened.
+    """
     here = os.path.realpath(root / folder)
     if here in above:
-        return found
-    with os.scandir(here) as entries:
-        for entry in entries:
-            name, link = f"{folder}/{entry.name}", entry.is_symlink()
-            if entry.name.startswith("."):
-                continue
-            if os.path.isdir(entry.path) if link else entry.is_dir():
-                if not (link and Path(here).is_relative_to(os.path.realpath(entry.path))):  # it leads back up
-                    found += _images_below(root, name, (*above, here))
-            elif entry.name.lower().endswith(ENDINGS) and (link or entry.is_file()):  # not a named pipe
-                found.append(name)
-    return found
+        return
+    try:
+        with os.scandir(here) as opened:
+            entries = list(opened)
+    except OSError as error:
+        if closed is None:
+            raise DataError(f"The folder {root / folder} cannot be opened ({error.strerror}).") from error
+        closed.append((folder, error.strerror or str(error)))
+        return
+    for entry in entries:
+        name, link = f"{folder}/{entry.name}", entry.is_symlink()
+        if entry.name.startswith("."):
+            continue
+        if os.path.isdir(entry.path) if link else entry.is_dir():
+            if not (link and Path(here).is_relative_to(os.path.realpath(entry.path))):  # it leads back up
+                yield from files_below(root, name, closed, (*above, here))
+        elif link or entry.is_file():  # not a named pipe
+            yield name, entry.name.lower().endswith(ENDINGS)

@@ -1,4 +1,5 @@
-"""A run -> one HTML page: its settings, data, curves, results and errors; and a page that compares several runs.
+"""A run -> one HTML page: its settings, data, curves, results and errors; a page that compares several runs; and
+the doctor's page.
 
 What does not belong here: measuring (evaluation), computing figures (explain), opening models and data (jobs).
 """
@@ -6,6 +7,7 @@ What does not belong here: measuring (evaluation), computing figures (explain), 
 from __future__ import annotations
 
 from vitkit.reports.compare import comparison
+from vitkit.reports.doctor import doctor_page
 from vitkit.reports.page import PageInputs, page
 
-__all__ = ["PageInputs", "comparison", "page"]
+__all__ = ["PageInputs", "comparison", "doctor_page", "page"]
