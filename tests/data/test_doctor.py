@@ -39,9 +39,9 @@ def folder(tmp_path):
     (root / "train/odd").mkdir()
     for name, data in odd_files().items():
         (root / "train/odd" / name).write_bytes(data)
-    (root / "val/other").mkdir(parents=True)
-    (root / "val/other/x.jpg").write_bytes(encoded(picture(500)))
-    shutil.copy(root / "train/good/003.jpg", root / "val/other/copy.jpg")
+    (root / "test/other").mkdir(parents=True)
+    (root / "test/other/x.jpg").write_bytes(encoded(picture(500)))
+    shutil.copy(root / "train/good/003.jpg", root / "test/other/copy.jpg")
     shutil.copy(root / "train/good/004.jpg", root / "train/good/again.jpg")
     return root
 
@@ -63,12 +63,12 @@ def test_every_odd_file_is_named_with_its_reason(folder, workers):
 
 def test_balance_sizes_and_duplicates(folder):
     report = examine(folder, workers=0)
-    assert report.images == {"train": 30, "val": 2}
-    assert report.classes == {"train": {"good": 11, "odd": 15, "other": 4}, "val": {"good": 0, "odd": 0, "other": 2}}
+    assert report.images == {"train": 30, "test": 2}
+    assert report.classes == {"train": {"good": 11, "odd": 15, "other": 4}, "test": {"good": 0, "odd": 0, "other": 2}}
     assert report.imbalance == pytest.approx(15 / 4)
     assert report.sizes["width"] == [40, 64, 20_000]
     assert report.sizes["height"][2] == 120
-    leak = [Place("train", "good/003.jpg", "good"), Place("val", "other/copy.jpg", "other")]
+    leak = [Place("train", "good/003.jpg", "good"), Place("test", "other/copy.jpg", "other")]
     assert report.across == report.conflicts == [leak]
     assert [Place("train", "good/004.jpg", "good"), Place("train", "good/again.jpg", "good")] in report.duplicates
     assert report.modes["JPEG L"] == 1
@@ -102,7 +102,7 @@ def test_a_cleaned_copy_has_the_good_images_and_the_original_is_untouched(folder
             "train/odd/misnamed.png": "a copy of odd/good.jpg",
             "train/good/again.jpg": "a copy of good/004.jpg",
             "train/good/003.jpg": two,
-            "val/other/copy.jpg": two,
+            "test/other/copy.jpg": two,
         }
         or "train/odd/rgba.png" not in done.left_out
     )
@@ -129,7 +129,7 @@ def test_a_list_of_good_images_is_a_data_set(folder, tmp_path):
     copied = clean(examine(folder, workers=0), tmp_path / "clean")
     assert done.kept == copied.kept
     assert done.left_out == copied.left_out
-    for split in ("train", "val"):
+    for split in ("train", "test"):
         listed, copy = open_source(tmp_path / "lists/good.csv", split), open_source(tmp_path / "clean", split)
         assert [listed.raw(i) for i in range(len(listed))] == [copy.raw(i) for i in range(len(copy))]
     again = clean(examine(tmp_path / "lists/good.csv", workers=0), tmp_path / "again.csv")  # a table can be cleaned too
@@ -183,7 +183,7 @@ def test_the_command(folder):
     assert run.exit_code == 1
     for name in EXPECTED:
         assert f"odd/{name}" in run.stdout
-    assert "train/good/003.jpg = val/other/copy.jpg" in run.stdout
+    assert "train/good/003.jpg = test/other/copy.jpg" in run.stdout
     assert "decoding: 32 of 32" in run.stderr
     out = str(folder.with_name("clean"))
     run = CliRunner().invoke(app, ["doctor", str(folder), "--workers", "0", "--json", "--fix", out])
@@ -210,5 +210,7 @@ def test_the_page_shows_the_pictures(folder, tmp_path):
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for words in ("odd/empty.jpg", "the file is empty (0 bytes)", "The same photo with two labels", "odd/huge.jpg"):
         assert words in page
-    assert page.count("data:image/") == len({id(f) for f in report.notes}) + 4 + sum(map(len, report.near))
+    inside = [group for group in report.duplicates if group not in report.across]
+    shown = [*report.conflicts, *report.across, *inside, *report.near]
+    assert page.count("<img") == len(report.notes) + sum(map(len, shown))
     assert "<script" not in page
