@@ -34,12 +34,14 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import ViTConfig
-from vitkit.model.parts.layers import ACTIVATIONS
+from vitkit.model.parts.fit import Takes, unfit
+from vitkit.model.parts.layers import ACTIVATIONS, GATED
 
 __all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutput", "ModelOutput", "PatchEmbeddings",
            "ViTAttention", "ViTConfig", "ViTEmbeddings", "ViTEncoder", "ViTForImageClassification", "ViTIntermediate",
            "ViTLayer", "ViTModel", "ViTOutput", "ViTPooler", "ViTSelfAttention", "ViTSelfOutput"]
 
+TAKES: Takes = {"hidden_act": [name for name in ACTIVATIONS if name not in GATED]}     # the parts that they have
 # What the model can do and these classes have no place for: the field, and its only value here.
 FIXED: dict[str, Any] = {"pool": "cls", "class_token": True, "layer_scale": None, "num_register_tokens": 0,
                          "drop_path_rate": 0, "pad_input": False}
@@ -593,6 +595,8 @@ def _expressible(config: ViTConfig, *, pooler: bool) -> ViTConfig:
         if getattr(config, field) != value:
             raise ConfigError(f"Hugging Face's ViT has no place for {field}={getattr(config, field)!r}, only for "
                               f"{value!r}; use vitkit.ViT for this config.")
+    if odd := unfit(config, TAKES):
+        raise ConfigError(f"Hugging Face's ViT has no place for {', '.join(odd)}; use vitkit.ViT for this config.")
     return config
 
 

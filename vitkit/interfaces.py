@@ -16,8 +16,10 @@ from vitkit import huggingface, paper
 from vitkit.checkpoints import DIALECTS, load, save
 from vitkit.errors import CannotExpress, InputError
 from vitkit.model.config import GELUS, ViTConfig
+from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
 
+OF_PAPER: Takes = {"hidden_act": GELUS}  # the parts that the five classes have a place for
 Twelve = huggingface.ViTModel | huggingface.ViTForImageClassification
 
 
@@ -88,8 +90,8 @@ def as_paper(model: nn.Module) -> paper.ViT:
     }
     if odd := [f"{name}={getattr(c, name)!r}" for name, value in fixed.items() if getattr(c, name) != value]:
         raise CannotExpress(f"The five classes of vitkit.paper have no place for {', '.join(odd)}; use vitkit.ViT.")
-    if c.hidden_act not in GELUS:
-        raise CannotExpress(f"The five classes of vitkit.paper use GELU; this model has hidden_act={c.hidden_act!r}.")
+    if parts := unfit(c, OF_PAPER):
+        raise CannotExpress(f"The five classes of vitkit.paper have no place for {', '.join(parts)}; use vitkit.ViT.")
     if not c.num_classes:
         raise CannotExpress("vitkit.paper.ViT always has a classifier; this model has no head (num_classes=0).")
     result = paper.ViT(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vitkit.errors import CannotExpress
 from vitkit.model.config import GELUS, ViTConfig
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 
 ALL = "native huggingface timm torchvision google dinov2 dinov2-hf course"
 
@@ -26,7 +27,6 @@ PROPERTIES: dict[str, tuple[Callable[[ViTConfig], bool], str]] = {
     "register tokens": (lambda c: c.num_register_tokens > 0, "native timm dinov2 dinov2-hf"),
     "q, k, v without bias": (lambda c: not c.qkv_bias, "native huggingface timm dinov2 dinov2-hf"),
     "pruned heads": (lambda c: bool(c.pruned_heads), "native huggingface"),
-    "an activation other than GELU": (lambda c: c.hidden_act not in GELUS, "native huggingface"),
     "a non-square image": (lambda c: c.grid[0] != c.grid[1], "native huggingface timm google"),
     "channels other than three": (
         lambda c: c.num_channels != 3,
@@ -38,6 +38,13 @@ PROPERTIES: dict[str, tuple[Callable[[ViTConfig], bool], str]] = {
     ),
 }
 
+# The parts that dialects have a place for, besides the paper's.
+PLAIN: Takes = {"hidden_act": GELUS, "pool": ("mean",)}
+PARTS: dict[str, Takes] = {
+    "native": EVERY_PART,
+    "huggingface": {**PLAIN, "hidden_act": ("gelu_tanh", "quick_gelu", "relu", "selu", "silu")},
+}
+
 
 def can_express(name: str, dialect: str) -> bool:
     """Whether a dialect has a place for a property (a row of PROPERTIES)."""
@@ -46,7 +53,8 @@ def can_express(name: str, dialect: str) -> bool:
 
 def cannot(config: ViTConfig, dialect: str) -> list[str]:
     """List the properties of a model that a dialect has no place for."""
-    return [name for name, (has, _) in PROPERTIES.items() if has(config) and not can_express(name, dialect)]
+    names = [name for name, (has, _) in PROPERTIES.items() if has(config) and not can_express(name, dialect)]
+    return names + unfit(config, PARTS.get(dialect, PLAIN))
 
 
 def check_expressible(config: ViTConfig, dialect: str) -> None:

@@ -23,7 +23,7 @@ from vitkit.types import Array
 def attentions(vit: ViT, x: Tensor, query: Tensor | None = None) -> Iterator[Tensor]:
     """Yield A of Eq. 6 of one layer after another, [B, heads of the layer, T or queries, T]."""
     for block, z in zip(vit.blocks, vit.states(x), strict=False):  # the last state is not needed
-        yield block.attention(z, rows=query)
+        yield block.attention(z, vit.grid_of(x), rows=query)
 
 
 @torch.no_grad()
@@ -75,12 +75,12 @@ def rollout(model: nn.Module, pixels: Tensor) -> Array:
     return to_array(R[:, rows].mean(1))
 
 
-def with_attention(vit: ViT, z: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits of z_0 [B, T, D], and A of every layer, attached to the autograd graph."""
+def with_attention(vit: ViT, z: Tensor, grid: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
+    """Logits of z_0 [B, T, D] of a grid of patches, and A of every layer, attached to the autograd graph."""
     attentions: list[Tensor] = []
     for block in vit.blocks:
         seen: dict[str, Any] = {"A": None}
-        z = block(z, seen=seen)
+        z = block(z, grid, seen=seen)
         attentions.append(seen["A"])
     return vit.classify(vit.read(z)), attentions
 
@@ -103,7 +103,7 @@ def gradient_rollout(model: nn.Module, pixels: Tensor, target: int | None = None
         needs_head(vit, "Gradient-weighted rollout")
         rows, _ = reader(vit)
         z = vit.embed(x.clone() if x.is_inference() else x).detach().requires_grad_()
-        logits, seen = with_attention(vit, z)
+        logits, seen = with_attention(vit, z, vit.grid_of(x))
         chosen = logits.gather(1, targets_of(logits, target)[:, None]).sum()
         R: Tensor | None = None
         for A, gradient in zip(seen, torch.autograd.grad(chosen, seen), strict=True):

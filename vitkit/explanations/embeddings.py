@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.explanations.common import Grid, eval_mode, grid_of, patch_at, to_array, unwrap
+from vitkit.model.parts.blocks import Placed
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.types import Array
+
+WITH_POSITIONS: Takes = {**EVERY_PART, "positions": ("2d", "sincos")}
 
 
 @torch.no_grad()
@@ -46,8 +50,12 @@ def position_similarity(model: nn.Module) -> Array:
         [rows, columns, rows, columns]: entry [r, c] is the map for the patch in row r, column c.
     """
     vit = unwrap(model)
-    rows, columns = grid = vit.positions.grid
-    table = vit.positions.table[0, -rows * columns :].double()  # without the class token
+    if odd := unfit(vit.config, WITH_POSITIONS):
+        raise InputError(f"This model has no table of positions that could be compared: it has {', '.join(odd)}.")
+    first = vit.blocks[0]
+    positions = first.positions if isinstance(first, Placed) and first.positions is not None else vit.positions
+    rows, columns = grid = vit.config.grid
+    table = positions(grid)[0, -rows * columns :].double()  # without the class token
     unit = F.normalize(table, dim=-1)
     return to_array((unit @ unit.T).float().clamp(-1, 1)).reshape(*grid, *grid)
 

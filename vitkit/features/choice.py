@@ -3,6 +3,7 @@
 cls            the class token after the final LayerNorm: y of Eq. 4
 mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so)
 pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
+cls+mean, map, distilled   what a model with such a pool feeds to its head
 layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
                LayerNorm, one after the other; the mean of the patches in a model without a class token
 """
@@ -19,6 +20,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, pick
 from vitkit.model.checks import indices
 from vitkit.model.config import ViTConfig
+from vitkit.model.parts.pools import POOLS
 from vitkit.model.vit import ViT
 
 
@@ -37,7 +39,18 @@ def _pre_logits(model: ViT, x: Tensor) -> Tensor:
     return torch.tanh(model.pre_logits(model.features(x)))
 
 
-CHOICES: dict[str, Callable[[ViT, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "pre-logits": _pre_logits}
+def _own(model: ViT, x: Tensor) -> Tensor:
+    return model.features(x)
+
+
+CHOICES: dict[str, Callable[[ViT, Tensor], Tensor]] = {
+    "cls": _cls,
+    "mean": _mean,
+    "pre-logits": _pre_logits,
+    "cls+mean": _own,
+    "map": _own,
+    "distilled": _own,
+}
 
 
 @dataclass(frozen=True)
@@ -98,4 +111,6 @@ def choose(text: str | None, config: ViTConfig) -> Choice:
             "The feature 'pre-logits' needs the pre-training head's hidden layer, which this checkpoint "
             "does not have; use --features cls."
         )
-    return Choice(text, (), config.hidden_size)
+    if CHOICES[text] is _own and text != config.pool:
+        raise ConfigError(f"The feature {text!r} needs a model with pool={text!r}; this one has pool={config.pool!r}.")
+    return Choice(text, (), config.hidden_size * POOLS[text].tokens if text in POOLS else config.hidden_size)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.features.choice import Choice
-from vitkit.model.parts.layers import POOLS
+from vitkit.model.parts.pools import POOLS
 from vitkit.model.vit import ViT
 from vitkit.types import Array
 
@@ -82,23 +82,33 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
         ConfigError: a Vision Transformer cannot feed this feature to its head.
     """
     check_attachable(choice)
-    c = model.config
+    c, pool = model.config, choice.name if choice.name in POOLS else model.config.pool
+    fields: dict[str, Any] = {"pool_prefix": False, "pool_heads": None, "pool_intermediate_size": None}  # of `map`
     config = dataclasses.replace(
         c,
         num_classes=len(class_names),
-        pool="mean" if choice.name == "mean" else c.pool if choice.name == "pre-logits" else "cls",
         pre_logits=choice.name == "pre-logits",
         norm_after_pool=c.norm_after_pool and choice.name != "cls",
+        without_bias=tuple(name for name in c.without_bias if name != "head"),
+        **{"pool": pool, **(fields if pool != "map" else {})},
     )
     new = copy.copy(model)
     new._modules = dict(model._modules)  # a table of its own, so that replacing the head leaves `model` as it is
     new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
-    new.pool, new.pre_logits = POOLS[config.pool](config), model.pre_logits if config.pre_logits else None
-    linear = nn.Linear(*reversed(head.W.shape))
-    for name, value in (("weight", head.W), ("bias", head.b)):
-        setattr(linear, name, nn.Parameter(torch.from_numpy(value).to(model.norm.weight)))
-    new.head = linear
+    new.pool = model.pool if pool == c.pool else POOLS[pool](config)
+    new.pre_logits = model.pre_logits if config.pre_logits else None
+    new.head = new.pool.head(config).to(model.patch_embedding.projection.weight)
+    new.head.load_state_dict({name: torch.from_numpy(value) for name, value in _tensors(head, pool)})
     return new.eval()
+
+
+def _tensors(head: Head, pool: str) -> Iterator[tuple[str, Array]]:
+    """Yield the tensors of a model's head. Two heads say their mean, so each gets twice its part."""
+    if pool != "distilled":
+        yield from (("weight", head.W), ("bias", head.b))
+        return
+    for name, W in zip(("cls", "distilled"), np.split(head.W, 2, axis=1), strict=True):
+        yield from ((f"{name}.weight", 2 * W), (f"{name}.bias", head.b))
 
 
 def check_attachable(choice: Choice) -> None:

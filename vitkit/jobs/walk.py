@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitkit.errors import CannotExpress
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given
 from vitkit.explanations import draw
@@ -17,7 +18,10 @@ from vitkit.explanations.common import eval_mode, patch_map, reader, to_array
 from vitkit.explanations.patches import PICTURES as EQ_1
 from vitkit.explanations.patches import embedding
 from vitkit.jobs.patches import pixels_of
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.vit import ViT
+
+TAKES: Takes = {**EVERY_PART, "block": ("res-post-norm",)}  # a parallel block has no Eq. 2
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ def steps(model: ViT, x: Tensor) -> Iterator[Step]:
         model: a ViT in eval mode.
         x: pixels [1, C, H, W], normalised as the model's InputSpec says.
     """
+    if odd := unfit(model.config, TAKES):
+        raise CannotExpress(f"`vitkit walk` shows Eqs. 1-4 of the paper, and this model has {', '.join(odd)}.")
     c, L, P = model.config, model.config.num_hidden_layers, model.config.patch_size
     yield Step("", "the photo, as normalised pixels", x)
     e, grid = model.patch_embedding(x)  # [1, N, D]
@@ -150,9 +156,9 @@ def steps(model: ViT, x: Tensor) -> Iterator[Step]:
     z = model.embed(x)
     registers = f", {c.num_register_tokens} registers inserted" if c.num_register_tokens else ""
     yield Step("Eq. 1", f"z_0: the positions E_pos added{registers}", z)
-    yield Step("Eq. 6", "A: what each token of block 1 attends to, per head", model.blocks[0].attention(z))
+    yield Step("Eq. 6", "A: what each token of block 1 attends to, per head", model.blocks[0].attention(z, grid))
     for layer, block in enumerate(model.blocks, start=1):
-        z = block.attend(z)
+        z = block.attend(z, grid)
         if layer in (1, L):
             yield Step("Eq. 2", f"z'_{layer} = MSA(LN(z_{layer - 1})) + z_{layer - 1}", z)
         z = block.feed_forward(z)

@@ -26,6 +26,15 @@ def one_of(name: str, value: object, allowed: Any) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(get_args(allowed))}; got {value!r}{hint or '.'}")
 
 
+def some_of(name: str, values: object, allowed: Any) -> tuple[Any, ...]:
+    """Return a list of words of the Literal `allowed` in its order; raise if one is not among them."""
+    if not isinstance(values, list | tuple | set | frozenset):
+        raise ConfigError(f"{name} must be a list of {', '.join(get_args(allowed))}; got {values!r}.")
+    for value in values:
+        one_of(name, value, allowed)
+    return tuple(value for value in get_args(allowed) if value in values)
+
+
 def whole(name: str, value: object, least: int) -> None:
     """Raise unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -20,14 +20,24 @@ from vitkit.model.checks import pair
 
 C = TypeVar("C", bound="ViTConfig | InputSpec")
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "selu", "silu"]
+# The rows of the tables in model/parts/; of each the first is the paper's.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "selu", "silu", "swiglu"]
+BlockKind = Literal["pre-norm", "res-post-norm", "parallel"]
+NormKind = Literal["layer", "rms"]
+NormPlace = Literal["final", "patches", "first", "queries", "heads", "hidden"]
+Biasless = Literal["patches", "keys", "out", "mlp", "head"]
+Stem = Literal["none"]
+Positions = Literal["1d", "none", "2d", "sincos"]
+PositionsIn = Literal["first", "every", "shared"]
+Relative = Literal["none", "offsets", "bias", "eva02", "dinov3", "axial", "perception", "perception-g", "mixed"]
+ROTATIONS = ("eva02", "dinov3", "axial", "perception", "perception-g", "mixed")
+Pool = Literal["cls", "mean", "cls+mean", "map", "distilled"]
 GELUS = ("gelu", "gelu_tanh")  # what fused kernels, and the files of most libraries, can hold
 ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "swish": "silu",
 }  # Hugging Face's words
-Pool = Literal["cls", "mean"]
 PositionRule = Literal["google", "timm-npz", "timm", "huggingface", "torchvision", "dinov2"]
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -99,11 +109,12 @@ class ViTConfig:
         num_attention_heads: h, the heads of each block; divides hidden_size.
         intermediate_size: width of the MLP's hidden layer.
         hidden_act: a row of `parts.layers.ACTIVATIONS`: `gelu` (exact), `gelu_tanh` (Google's approximation; also
-            called gelu_new and gelu_pytorch_tanh), `quick_gelu`, `relu`, `selu` or `silu`.
+            called gelu_new and gelu_pytorch_tanh), `quick_gelu`, `relu`, `selu`, `silu`, or `swiglu`, which is gated:
+            the MLP's first layer is then twice as wide as intermediate_size.
         hidden_dropout_prob: dropout rate after dense layers and after adding positions.
         attention_probs_dropout_prob: dropout rate of the attention matrix A of Eq. 6.
         initializer_range: standard deviation of the truncated normal initialisation in `vitkit.huggingface`.
-        layer_norm_eps: epsilon of every LayerNorm.
+        layer_norm_eps: epsilon of every norm.
         image_size: in pixels, one number or (height, width).
         patch_size: P, the side of a patch in pixels.
         num_channels: C, the channels of an image.
@@ -111,7 +122,9 @@ class ViTConfig:
         num_classes: K, the number of outputs of the head (also accepted as `num_labels`); 0 means no head.
         chunk_size_feed_forward: number of tokens the MLP processes at once; 0 means all.
         pruned_heads: the removed heads, {layer: heads}; stored as a sorted tuple of (layer, heads).
-        pool: what y of Eq. 4 is: the class token (`cls`) or the mean of the patch tokens (`mean`).
+        pool: what y of Eq. 4 is, a row of `parts.pools.POOLS`: the class token (`cls`), the mean of the patch tokens
+            (`mean`), both side by side (`cls+mean`), attention pooling (`map`, SigLIP), or class and distillation
+            token, each with its own head (`distilled`, DeiT; the first register is the distillation token).
         norm_after_pool: with `mean`, whether the LayerNorm comes after the mean (timm's fc_norm) or before it.
         class_token: whether there is a class token; without one, pool must be `mean`.
         pre_logits: whether the head has the paper's pre-training hidden layer (dense, tanh).
@@ -120,6 +133,27 @@ class ViTConfig:
         drop_path_rate: rate of stochastic depth in the last block; earlier blocks have proportionally lower rates.
         position_resize: rule for resizing E_pos to another image size, a row of `positions.RULES`.
         pad_input: whether images that are not a multiple of the patch size are padded with zeros (right and bottom).
+        block: the order of norm, branch and sum, a row of `parts.blocks.BLOCKS`: `pre-norm` (the paper),
+            `res-post-norm` (a norm after each branch) or `parallel` (attention and MLP side by side).
+        norm: a row of `parts.layers.NORMS`: `layer` (the paper) or `rms`.
+        norms: where norms are besides the two of each block: `final` (the paper), on the `patches`, before the
+            `first` block, on `queries` and keys, on the `heads` before U_msa, on the `hidden` layer of the MLP.
+        without_bias: the layers that have no bias: `patches`, `keys`, `out` (U_msa), `mlp`, `head`. For q, k and v
+            together, use qkv_bias.
+        stem: what pixels pass through before they are cut into patches, a row of `parts.stems.STEMS`: `none` (the
+            paper's ViT), or a ResNet (its hybrids).
+        positions: what is added to the tokens, a row of `parts.positions.POSITIONS`: `1d` (the paper), `none`, `2d`
+            (appendix D.4) or `sincos` (fixed).
+        positions_in: where they are added: before the `first` block (the paper), before `every` block, each with its
+            own, or before every block, `shared` by all (Table 8).
+        relative: what positions do inside attention, a row of `parts.relative.RELATIVE`: `none` (the paper),
+            `offsets` (appendix D.4), `bias` (BEiT), or a rotation of q and k: `eva02`, `dinov3`, `axial`,
+            `perception`, `perception-g`, `mixed`.
+        relative_grid: (rows, columns) of patches that a rotation was trained on; other grids are stretched to it. None
+            means that they are not.
+        pool_prefix: with `map`, whether class token and registers are pooled too.
+        pool_heads: with `map`, its number of heads; None means num_attention_heads.
+        pool_intermediate_size: with `map`, the width of its MLP's hidden layer; None means intermediate_size.
     """
 
     hidden_size: int = 768
@@ -149,6 +183,19 @@ class ViTConfig:
     position_resize: PositionRule = "google"
     pad_input: bool = False
 
+    block: BlockKind = "pre-norm"
+    norm: NormKind = "layer"
+    norms: tuple[NormPlace, ...] = ("final",)
+    without_bias: tuple[Biasless, ...] = ()
+    stem: Stem = "none"
+    positions: Positions = "1d"
+    positions_in: PositionsIn = "first"
+    relative: Relative = "none"
+    relative_grid: tuple[int, int] | None = None
+    pool_prefix: bool = False
+    pool_heads: int | None = None
+    pool_intermediate_size: int | None = None
+
     def __post_init__(self) -> None:
         for name in (
             "hidden_size",
@@ -169,8 +216,10 @@ class ViTConfig:
             checks.number("layer_scale", self.layer_scale, -math.inf)
         if isinstance(self.hidden_act, str):  # anything else, a function for instance, is refused by the next line
             object.__setattr__(self, "hidden_act", ACTIVATION_ALIASES.get(self.hidden_act, self.hidden_act))
-        checks.one_of("hidden_act", self.hidden_act, Activation)
-        checks.one_of("pool", self.pool, Pool)
+        for name, rows in WORDS.items():
+            checks.one_of(name, getattr(self, name), rows)
+        for name, rows in SETS.items():
+            object.__setattr__(self, name, checks.some_of(name, getattr(self, name), rows))
         checks.one_of("position_resize", self.position_resize, PositionRule)
         object.__setattr__(self, "image_size", checks.size("image_size", self.image_size))
         object.__setattr__(self, "pruned_heads", self._checked_pruned_heads())
@@ -187,10 +236,55 @@ class ViTConfig:
                         f"{self.patch_size}. Use {side // self.patch_size * self.patch_size or self.patch_size}, "
                         f"or pad_input=True."
                     )
-        if not self.class_token and self.pool == "cls":
-            raise ConfigError("pool='cls' needs a class token; use pool='mean' with class_token=False.")
-        if self.norm_after_pool and self.pool == "cls":
-            raise ConfigError("norm_after_pool needs pool='mean'; with pool='cls' both orders give the same result.")
+        self._check_pool()
+        self._check_parts()
+
+    def _check_pool(self) -> None:
+        if not self.class_token and self.pool not in ("mean", "map"):
+            raise ConfigError(f"pool={self.pool!r} needs a class token; use pool='mean' with class_token=False.")
+        if self.pool == "distilled" and not self.num_register_tokens:
+            raise ConfigError("pool='distilled' needs a distillation token; set num_register_tokens=1.")
+        if self.norm_after_pool and self.pool != "mean":
+            raise ConfigError(f"norm_after_pool needs pool='mean'; got pool={self.pool!r}.")
+        if self.norm_after_pool and "final" not in self.norms:
+            raise ConfigError("norm_after_pool needs the norm 'final' in norms: it says where that norm is.")
+        of_map = ("pool_prefix", "pool_heads", "pool_intermediate_size")
+        if self.pool != "map" and (given := [name for name in of_map if getattr(self, name)]):
+            raise ConfigError(f"{given[0]} needs pool='map'; got pool={self.pool!r}.")
+        for name in ("pool_heads", "pool_intermediate_size"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), 1)
+        if self.pool_heads is not None and self.hidden_size % self.pool_heads:
+            raise ConfigError(
+                f"pool_heads must divide hidden_size; {self.pool_heads} heads do not divide {self.hidden_size}."
+            )
+        if self.pool in ("distilled", "cls+mean") and self.pre_logits:
+            raise ConfigError(f"pre_logits needs features as wide as a token; pool={self.pool!r} gives two of them.")
+
+    def _check_parts(self) -> None:
+        if "keys" in self.without_bias and not self.qkv_bias:
+            raise ConfigError("without_bias='keys' needs qkv_bias=True; with qkv_bias=False no key has a bias anyway.")
+        if self.positions_in != "first" and (self.positions == "none" or self.block != "pre-norm"):
+            raise ConfigError(
+                f"positions_in={self.positions_in!r} needs positions and block='pre-norm'; got "
+                f"positions={self.positions!r} and block={self.block!r}."
+            )
+        for name, value, part in (("positions", "2d", 2), ("positions", "sincos", 4)):
+            if getattr(self, name) == value and self.hidden_size % part:
+                raise ConfigError(f"{name}={value!r} needs a hidden_size divisible by {part}; got {self.hidden_size}.")
+        if self.positions == "sincos" and self.hidden_size < 8:
+            raise ConfigError(f"positions='sincos' needs a hidden_size of at least 8; got {self.hidden_size}.")
+        if self.relative in ROTATIONS and self.head_size % 4:
+            raise ConfigError(
+                f"relative={self.relative!r} turns pairs of lanes by row and by column, so the width of a head, "
+                f"hidden_size / num_attention_heads, must be divisible by 4; got {self.head_size}."
+            )
+        if self.relative == "bias" and self.num_prefix_tokens != 1:
+            raise ConfigError("relative='bias' needs a class token and no registers, as in BEiT.")
+        if self.relative_grid is not None:
+            if self.relative not in ROTATIONS:
+                raise ConfigError(f"relative_grid needs a rotation; got relative={self.relative!r}.")
+            object.__setattr__(self, "relative_grid", pair(checks.size("relative_grid", self.relative_grid)))
 
     def _near_heads(self) -> int:
         divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
@@ -286,6 +380,20 @@ class ViTConfig:
             values = labels | {name: value for name, value in values.items() if name in own}
             values["num_classes"] = values.pop("num_labels", values.get("num_classes", 2))  # the hub's default is 2
         return _from_dict(cls, values)
+
+
+# The fields of ViTConfig that name parts. `SETS` hold several rows each, or none.
+WORDS: dict[str, Any] = {
+    "hidden_act": Activation,
+    "block": BlockKind,
+    "norm": NormKind,
+    "stem": Stem,
+    "positions": Positions,
+    "positions_in": PositionsIn,
+    "relative": Relative,
+    "pool": Pool,
+}
+SETS: dict[str, Any] = {"norms": NormPlace, "without_bias": Biasless}
 
 
 @dataclass(frozen=True, kw_only=True)

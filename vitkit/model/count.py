@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import math
+
 from vitkit.model.config import ViTConfig
+
+
+def _norm(c: ViTConfig, width: int, place: str = "") -> int:
+    """Parameters of a norm; none if the model has no norm in that place."""
+    return 0 if place and place not in c.norms else width * (2 if c.norm == "layer" else 1)
+
+
+def _mlp(c: ViTConfig, M: int) -> int:
+    """Parameters of two dense layers; a gated activation doubles the first."""
+    D, first = c.hidden_size, 2 * M if c.hidden_act == "swiglu" else M
+    return D * first + M * D + (0 if "mlp" in c.without_bias else first + D)
+
+
+def _positions(c: ViTConfig) -> int:
+    """Parameters of what is added to the tokens, in one place."""
+    D, first = c.hidden_size, int(c.class_token)
+    return {"1d": D * (first + c.num_patches), "2d": D * first + sum(c.grid) * D // 2}.get(c.positions, 0)
+
+
+def _relative(c: ViTConfig, heads: int) -> int:
+    """Parameters of what positions do inside the attention of one block."""
+    steps = math.prod(2 * n - 1 for n in c.grid) + 3
+    return {"offsets": (2 * c.num_patches - 1) * c.head_size, "bias": steps * heads,
+            "mixed": heads * c.head_size}.get(c.relative, 0)
+
+
+def _attention(c: ViTConfig, heads: int) -> int:
+    """Parameters of the attention of one block."""
+    D, width = c.hidden_size, heads * c.head_size
+    biases = width * (2 if "keys" in c.without_bias else 3 * c.qkv_bias) + (0 if "out" in c.without_bias else D)
+    norms = 2 * _norm(c, c.head_size, "queries") + _norm(c, width, "heads")
+    return 4 * width * D + biases + norms + _relative(c, heads)                                    # U_qkv, U_msa
 
 
 def parameters(c: ViTConfig) -> int:
     """Count the parameters of a model."""
     D, M, K, PPC = c.hidden_size, c.intermediate_size, c.num_classes, c.patch_size ** 2 * c.num_channels
-    widths = [len(c.heads_of(layer)) * c.head_size for layer in range(c.num_hidden_layers)]
-    embedding = PPC * D + D + D * c.num_prefix_tokens + D * (c.class_token + c.num_patches)        # E, tokens, E_pos
-    attention = sum(3 * width * (D + c.qkv_bias) + width * D + D for width in widths)              # U_qkv, U_msa
-    rest = 2 * D * M + M + D + 4 * D + (2 * D if c.layer_scale is not None else 0)                 # MLP, two LN
-    head = 2 * D + c.pre_logits * (D * D + D) + (D + 1) * K                                        # LN, head
-    return embedding + attention + rest * c.num_hidden_layers + head
+    L, branches = c.num_hidden_layers, 1 if c.block == "parallel" else 2
+    embedding = PPC * D + (0 if "patches" in c.without_bias else D) + D * c.num_prefix_tokens      # E, tokens
+    embedding += _norm(c, D, "patches") + _norm(c, D, "first")
+    embedding += _positions(c) * (L if c.positions_in == "every" else 1)                           # E_pos
+    attention = sum(_attention(c, len(c.heads_of(layer))) for layer in range(L))
+    rest = _mlp(c, M) + _norm(c, M, "hidden") + branches * (_norm(c, D) + (0 if c.layer_scale is None else D))
+    head = _norm(c, D, "final") + c.pre_logits * (D * D + D)
+    if c.pool == "map":
+        pool_M = c.pool_intermediate_size or M
+        head += D + 4 * D * D + 4 * D + _norm(c, D) + _mlp(c, pool_M) + _norm(c, pool_M, "hidden")
+    heads = 2 if c.pool == "distilled" else 1
+    head += K * ((2 if c.pool in ("distilled", "cls+mean") else 1) * D + (0 if "head" in c.without_bias else heads))
+    return embedding + attention + rest * L + head
 
 
 def flops(c: ViTConfig) -> int:
@@ -23,7 +64,14 @@ def flops(c: ViTConfig) -> int:
     block computes one token.
     """
     D, M, N, T = c.hidden_size, c.intermediate_size, c.num_patches, c.num_prefix_tokens + c.num_patches
+    products = 3 if c.hidden_act == "swiglu" else 2                                                # of an MLP
+    scores = 3 if c.relative == "offsets" else 2                                                   # q k^T, A v, q r^T
     widths = [len(c.heads_of(layer)) * c.head_size for layer in range(c.num_hidden_layers)]
     embedding = N * c.patch_size ** 2 * c.num_channels * D                                         # Eq. 1
-    layers = sum(T * 4 * width * D + 2 * T * T * width + T * 2 * D * M for width in widths)        # Eqs. 5-8, MLP
-    return 2 * (embedding + layers + c.pre_logits * D * D + D * c.num_classes)
+    layers = sum(T * 4 * width * D + scores * T * T * width + T * products * D * M for width in widths)
+    pool = 0
+    if c.pool == "map":
+        read = T if c.pool_prefix else N
+        pool = 2 * D * D + 2 * read * D * D + 2 * read * D + products * D * (c.pool_intermediate_size or M)
+    tokens = 2 if c.pool in ("distilled", "cls+mean") else 1
+    return 2 * (embedding + layers + pool + c.pre_logits * D * D + tokens * D * c.num_classes)

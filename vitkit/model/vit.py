@@ -5,8 +5,8 @@ patches), D width, h heads, d = D / h, L layers, K classes.
 
 Where this differs from the paper:
   - U_qkv, U_msa, E and the MLP have biases, as in the authors' code.
-  - Options that the paper does not have are off by default: mean pooling, registers, layer scale, stochastic depth.
-    Each is a row of a table in parts/; read this file without parts/ first.
+  - Later models replace parts of it. Each part is a row of a table in parts/, named by a field of the configuration.
+    The defaults are the paper: nn.Identity or None stands where it has nothing. Read this file without parts/ first.
   - Head masks multiply A v instead of A: A enters Eq. 7 linearly, so the result is the same and the kernel stays fused.
   - `rows` selects the tokens whose output is needed (Eq. 4 reads one). The others still serve as keys and values.
 """
@@ -28,11 +28,12 @@ from vitkit.model.checks import Indices, indices, pair
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.init import initialise
 from vitkit.model.inputs import masks, validate_and_pad
-from vitkit.model.parts.layers import ACTIVATIONS, POOLS, PatchProjection, Residual, norm
-from vitkit.model.parts.positions import Grid, PositionEmbedding
+from vitkit.model.parts.layers import ACTIVATIONS, GATED, PatchProjection, Residual, norm, qkv
+from vitkit.model.parts.pools import POOLS
+from vitkit.model.parts.positions import POSITIONS, Grid, regrid
+from vitkit.model.parts.relative import RELATIVE, Rows
+from vitkit.model.parts.stems import STEMS
 from vitkit.model.prune import prune_heads
-
-Rows = slice | Tensor | None        # of the tokens; None for all of them
 
 
 def take(z: Tensor, rows: Rows) -> Tensor:
@@ -46,12 +47,16 @@ class PatchEmbedding(nn.Module):
     def __init__(self, c: ViTConfig) -> None:
         super().__init__()
         self.c = c
-        self.projection = PatchProjection(c.num_channels, c.hidden_size, c.patch_size, stride=c.patch_size)       # E
+        make, channels, pixels = STEMS[c.stem]
+        self.stem, P = make(c), c.patch_size // pixels      # a hybrid's patches are cut from a feature map
+        self.projection = PatchProjection(channels or c.num_channels, c.hidden_size, P, stride=P,
+                                          bias="patches" not in c.without_bias)                                 # E
+        self.norm = norm(c, "patches")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         """[B, C, H, W] -> [B, N, D], and the grid (rows, columns) of the N patches."""
-        x = self.projection(validate_and_pad(x, self.c))                                  # [B, D, H/P, W/P]
-        return x.flatten(2).mT, (x.shape[2], x.shape[3])                                  # [B, N, D]
+        x = self.projection(self.stem(validate_and_pad(x, self.c)))                       # [B, D, H/P, W/P]
+        return self.norm(x.flatten(2).mT), (x.shape[2], x.shape[3])                       # [B, N, D]
 
 
 class MSA(nn.Module):
@@ -61,12 +66,18 @@ class MSA(nn.Module):
         super().__init__()
         self.heads = c.heads_of(layer)          # by original number: pruned ones are missing
         self.head_size, width = c.head_size, len(self.heads) * c.head_size
-        self.qkv = nn.Linear(c.hidden_size, 3 * width, bias=c.qkv_bias)                   # U_qkv
-        self.out = nn.Linear(width, c.hidden_size)                                        # U_msa
+        self.qkv = qkv(c, width)                                                          # U_qkv
+        self.norm_q, self.norm_k = (norm(c, "queries", c.head_size) for _ in range(2))
+        self.relative = RELATIVE[c.relative](c, layer)
+        self.norm = norm(c, "heads", width)
+        self.out = nn.Linear(width, c.hidden_size, bias="out" not in c.without_bias)      # U_msa
         self.dropout_A, self.dropout = c.attention_probs_dropout_prob, nn.Dropout(c.hidden_dropout_prob)
 
-    def project(self, z: Tensor, rows: Rows = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: [q, k, v] = z U_qkv, each [B, h, T, d]; q only for `rows`."""
+    def project(self, z: Tensor, grid: Grid, rows: Rows = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Eq. 5: [q, k, v] = z U_qkv, each [B, h, T, d], q only for `rows`; and a bias of A, None in the paper.
+
+        Whoever computes A = softmax(q k^T / sqrt(d) + bias) has what positions do inside attention in it.
+        """
         if rows is None:
             q, k, v = self.qkv(z).chunk(3, dim=-1)
         else:
@@ -74,20 +85,24 @@ class MSA(nn.Module):
             q = F.linear(take(z, rows), W[:width], None if b is None else b[:width])
             k, v = F.linear(z, W[width:], None if b is None else b[width:]).chunk(2, dim=-1)
         q, k, v = (t.unflatten(2, (-1, self.head_size)).transpose(1, 2) for t in (q, k, v))
-        return q, k, v
+        q, k = self.norm_q(q), self.norm_k(k)
+        q, k, bias = (q, k, None) if self.relative is None else self.relative(q, k, grid, rows)
+        return q, k, v, bias
 
-    def forward(self, z: Tensor, rows: Rows = None, head_mask: Tensor | None = None, bias: Tensor | None = None,
-                seen: dict[str, Tensor | None] | None = None) -> Tensor:
+    def forward(self, z: Tensor, grid: Grid, rows: Rows = None, head_mask: Tensor | None = None,
+                bias: Tensor | None = None, seen: dict[str, Tensor | None] | None = None) -> Tensor:
         """MSA(z): [B, T, D] -> [B, rows, D], by the fused kernel, which never forms A.
 
         Args:
             z: LN(z_{l-1}).
+            grid: (rows, columns) of the patches among the tokens.
             rows: tokens whose output is needed (default: all).
             head_mask: [h], multiplies the attention of each head (default: 1).
             bias: added to q k^T / sqrt(d) before the softmax (default: nothing).
             seen: receives what it has a key for: "A" of Eq. 6, attached to the autograd graph, or the keys "k".
         """
-        q, k, v = self.project(z, rows)                                                   # Eq. 5
+        q, k, v, own = self.project(z, grid, rows)                                        # Eq. 5
+        bias = own if bias is None else bias if own is None else own + bias
         dropout = self.dropout_A if self.training else 0.0
         if seen is not None and "A" in seen:
             seen["A"] = A = scores(q, k, bias)                                            # Eq. 6   [B, h, rows, T]
@@ -98,17 +113,17 @@ class MSA(nn.Module):
             seen["k"] = k
         if head_mask is not None:
             sa = sa * head_mask[list(self.heads)].to(sa).view(-1, 1, 1)
-        return self.dropout(self.out(sa.transpose(1, 2).flatten(2)))                      # Eq. 8
+        return self.dropout(self.out(self.norm(sa.transpose(1, 2).flatten(2))))           # Eq. 8
 
-    def attention(self, z: Tensor, heads: Sequence[int] | None = None, rows: Rows = None) -> Tensor:
+    def attention(self, z: Tensor, grid: Grid, heads: Sequence[int] | None = None, rows: Rows = None) -> Tensor:
         """A of Eq. 6, for these heads and rows only: [B, heads, rows, T]."""
-        q, k, _ = self.project(z, rows)
+        q, k, _, bias = self.project(z, grid, rows)
         if heads is not None and list(heads) != list(self.heads):
             if gone := sorted(set(heads) - set(self.heads)):
                 raise InputError(f"Heads {gone} are pruned from this layer; choose from {list(self.heads)}.")
             kept = [self.heads.index(head) for head in heads]
-            q, k = q[:, kept], k[:, kept]
-        return scores(q, k)
+            q, k, bias = q[:, kept], k[:, kept], None if bias is None else bias[..., kept, :, :]
+        return scores(q, k, bias)
 
 
 def scores(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -120,18 +135,19 @@ def scores(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
 class MLP(nn.Module):
     """Two dense layers with a GELU between them."""
 
-    def __init__(self, c: ViTConfig) -> None:
+    def __init__(self, c: ViTConfig, width: int | None = None) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(c.hidden_size, c.intermediate_size)
-        self.act = ACTIVATIONS[c.hidden_act]()
-        self.fc2 = nn.Linear(c.intermediate_size, c.hidden_size)
+        M, bias = width or c.intermediate_size, "mlp" not in c.without_bias
+        self.fc1 = nn.Linear(c.hidden_size, 2 * M if c.hidden_act in GATED else M, bias=bias)
+        self.act, self.norm = ACTIVATIONS[c.hidden_act](), norm(c, "hidden", M)
+        self.fc2 = nn.Linear(M, c.hidden_size, bias=bias)
         self.dropout, self.chunk = nn.Dropout(c.hidden_dropout_prob), c.chunk_size_feed_forward
 
     def forward(self, z: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D], `chunk` tokens at a time if the configuration asks for it."""
         if 0 < self.chunk < z.shape[1]:
             return torch.cat([self.forward(part) for part in z.split(self.chunk, dim=1)], dim=1)
-        return self.dropout(self.fc2(self.dropout(self.act(self.fc1(z)))))
+        return self.dropout(self.fc2(self.norm(self.dropout(self.act(self.fc1(z))))))
 
 
 class Block(nn.Module):
@@ -143,21 +159,21 @@ class Block(nn.Module):
         self.msa, self.mlp = MSA(c, layer), MLP(c)
         self.residual1, self.residual2 = Residual(c, layer), Residual(c, layer)
 
-    def forward(self, z: Tensor, rows: Rows = None, **options: Any) -> Tensor:
+    def forward(self, z: Tensor, grid: Grid, rows: Rows = None, **options: Any) -> Tensor:
         """z_{l-1} [B, T, D] -> z_l [B, rows, D]."""
-        return self.feed_forward(self.attend(z, rows, **options))
+        return self.feed_forward(self.attend(z, grid, rows, **options))
 
-    def attend(self, z: Tensor, rows: Rows = None, **options: Any) -> Tensor:
+    def attend(self, z: Tensor, grid: Grid, rows: Rows = None, **options: Any) -> Tensor:
         """Eq. 2: z'_l = MSA(LN(z_{l-1})) + z_{l-1}."""
-        return self.residual1(self.msa(self.norm1(z), rows, **options)) + take(z, rows)
+        return self.residual1(self.msa(self.norm1(z), grid, rows, **options)) + take(z, rows)
 
     def feed_forward(self, z: Tensor) -> Tensor:
         """Eq. 3: z_l = MLP(LN(z'_l)) + z'_l."""
         return self.residual2(self.mlp(self.norm2(z))) + z
 
-    def attention(self, z: Tensor, heads: Sequence[int] | None = None, rows: Rows = None) -> Tensor:
+    def attention(self, z: Tensor, grid: Grid, heads: Sequence[int] | None = None, rows: Rows = None) -> Tensor:
         """A of Eq. 6 for the input z_{l-1}: [B, heads, rows, T]."""
-        return self.msa.attention(self.norm1(z), heads, rows)
+        return self.msa.attention(self.norm1(z), grid, heads, rows)
 
 
 class ViT(nn.Module):
@@ -169,6 +185,8 @@ class ViT(nn.Module):
     """
 
     def __init__(self, config: ViTConfig | None = None, input_spec: InputSpec | None = None, **course: Any) -> None:
+        from vitkit.model.parts.blocks import blocks  # they are made of Block
+
         super().__init__()
         if course or not isinstance(config, ViTConfig):
             raise ConfigError("vitkit.ViT takes a ViTConfig (or use vitkit.create('vit-b/16', ...)); the course's "
@@ -181,14 +199,13 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, c.hidden_size)) if c.class_token else None
         R = c.num_register_tokens
         self.register_tokens = nn.Parameter(torch.zeros(1, R, c.hidden_size)) if R else None
-        self.positions = PositionEmbedding(c.grid, c.hidden_size, int(c.class_token), c.position_resize)    # E_pos
-        self.dropout = nn.Dropout(c.hidden_dropout_prob)
-        blocks = [Block(c, layer) for layer in range(c.num_hidden_layers)]
-        self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
-        self.norm, self.pool = norm(c), POOLS[c.pool](c)
+        self.positions = POSITIONS[c.positions if c.positions_in != "every" else "none"](c)                 # E_pos
+        self.dropout, self.first_norm = nn.Dropout(c.hidden_dropout_prob), norm(c, "first")
+        self.blocks: Sequence[Block] = nn.ModuleList(blocks(c, self.positions))  # type: ignore[assignment]
+        self.norm, self.pool = norm(c, "final"), POOLS[c.pool](c)
         self.pre_logits = nn.Linear(c.hidden_size, c.hidden_size) if c.pre_logits else None
-        self.head = nn.Linear(c.hidden_size, c.num_classes) if c.num_classes else nn.Identity()
-        if not self.norm.weight.is_meta:        # a model without storage is filled from a file
+        self.head = self.pool.head(c) if c.num_classes else nn.Identity()
+        if not self.patch_embedding.projection.weight.is_meta:      # a model without storage is filled from a file
             initialise(self)
 
     def forward(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
@@ -201,7 +218,7 @@ class ViT(nn.Module):
         return self.classify(self.features(x, head_mask))
 
     def classify(self, y: Tensor) -> Tensor:
-        """Logits [B, K] of features [B, D]."""
+        """Logits [B, K] of features y [B, D]."""
         return self.head(y if self.pre_logits is None else torch.tanh(self.pre_logits(y)))
 
     def features(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:
@@ -226,15 +243,15 @@ class ViT(nn.Module):
 
     def states(self, x: Tensor, head_mask: Tensor | None = None, rows: Rows = None) -> Iterator[Tensor]:
         """Yield z_0, z_1, ..., z_L (the last one only for `rows`), each computed when it is asked for."""
-        z = self.embed(x)                                                                 # Eq. 1   [B, T, D]
+        z, grid = self.embed(x), self.grid_of(x)                                          # Eq. 1   [B, T, D]
         yield z
         last = self.blocks[-1]
         for block, mask in zip(self.blocks, masks(head_mask, self.config), strict=True):
             needed = rows if block is last else None
             if self.gradient_checkpointing and self.training:
-                z = checkpoint(block, z, needed, head_mask=mask, use_reentrant=False)
+                z = checkpoint(block, z, grid, needed, head_mask=mask, use_reentrant=False)
             else:
-                z = block(z, needed, head_mask=mask)                                      # Eqs. 2, 3
+                z = block(z, grid, needed, head_mask=mask)                                # Eqs. 2, 3
             yield z
 
     def embed(self, x: Tensor) -> Tensor:
@@ -242,11 +259,17 @@ class ViT(nn.Module):
         z, grid = self.patch_embedding(x)
         if self.class_token is not None:
             z = torch.cat([self.class_token.expand(z.shape[0], -1, -1), z], dim=1)            # [B, 1 + N, D]
-        z = z + self.positions(grid)
+        if self.config.positions_in == "first":
+            z = z + self.positions(grid)
         if self.register_tokens is not None:
             n = int(self.config.class_token)
             z = torch.cat([z[:, :n], self.register_tokens.expand(z.shape[0], -1, -1), z[:, n:]], dim=1)
-        return self.dropout(z)
+        return self.first_norm(self.dropout(z))
+
+    def grid_of(self, x: Tensor) -> Grid:
+        """(rows, columns) of the patches of pixels [B, C, H, W]; a padded image has more than whole ones."""
+        P, more = self.config.patch_size, self.config.patch_size - 1 if self.config.pad_input else 0
+        return (x.shape[2] + more) // P, (x.shape[3] + more) // P
 
     def attention(self, x: Tensor, layers: Indices = None, heads: Indices = None,
                   query: Indices = None) -> dict[int, Tensor]:
@@ -268,7 +291,7 @@ class ViT(nn.Module):
         for layer, z in enumerate(self.states(x)):
             if layer in wanted:
                 rows = None if query is None else torch.tensor(indices("query", query, z.shape[1]), device=z.device)
-                result[layer] = self.blocks[layer].attention(z, chosen, rows)
+                result[layer] = self.blocks[layer].attention(z, self.grid_of(x), chosen, rows)
             if layer >= max(wanted, default=-1):
                 break
         return {layer: result[layer] for layer in wanted}
@@ -276,9 +299,9 @@ class ViT(nn.Module):
     prune_heads = prune_heads
 
     def set_image_size(self, size: int | tuple[int, int]) -> None:
-        """Change the model's image size in place: E_pos is resized once, and trained from there on."""
+        """Change the model's image size in place: positions are resized once, and trained from there on."""
         config = dataclasses.replace(self.config, image_size=size)
-        self.positions.regrid(config.grid)
+        regrid(self, config.grid)
         self.config, self.input_spec = config, dataclasses.replace(self.input_spec, size=pair(size))
 
     def remember_size(self, size: int | tuple[int, int]) -> None:

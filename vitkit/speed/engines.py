@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import pick
-from vitkit.model.config import GELUS
+from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
 
 Forward = Callable[[Tensor], Tensor]  # pixels [B, C, H, W], on the model's device -> logits [B, K]
@@ -109,7 +109,9 @@ def usual(model: ViT) -> str:
         model: on its device, in its precision.
     """
     weight = next(model.parameters())
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and model.config.hidden_act in GELUS
+    from vitkit.speed.fused import TAKES
+
+    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and not unfit(model.config, TAKES)
     return "cpu-fused" if fits else "torch"
 
 

@@ -31,10 +31,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import GELUS
 from vitkit.model.inputs import validate_and_pad
+from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
 from vitkit.speed.cuda_graphs import capture, warm_up
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
 
+TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 SMALL = 4096        # tokens per batch up to which launching kernels takes longer than running them
 FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
 Attention = Callable[[Tensor, int, int, int], Tensor]       # qkv [M, 3 h d], heads, B, T -> [M, h d]
@@ -110,8 +112,8 @@ class Fused:
 
     def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False) -> None:
         c = self.config = model.config
-        if c.hidden_act not in GELUS:
-            raise ConfigError(f"The fused engines compute GELU only; this one has {c.hidden_act}. Use --engine torch.")
+        if odd := unfit(c, TAKES):
+            raise ConfigError(f"The fused engines do not compute {', '.join(odd)}. Use --engine torch.")
         self.share = share
         self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight
@@ -149,8 +151,9 @@ class Fused:
         """A tensor in the engine's type, laid out so that its columns are contiguous (as weights are)."""
         return t.detach().to(self.dtype, copy=not self.share)
 
-    def norm(self, module: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    def norm(self, module: torch.nn.Module) -> tuple[Tensor, Tensor]:
         """Weight and bias of a LayerNorm, in fp32: they are read once per row and cost nothing."""
+        assert isinstance(module, torch.nn.LayerNorm)
         return module.weight.detach().float().clone(), module.bias.detach().float().clone()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -10,10 +10,14 @@ import copy
 
 from torch import Tensor, nn
 
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.parts.positions import Grid, PositionEmbedding
 from vitkit.model.vit import ViT
 from vitkit.speed.axis import resized
 from vitkit.speed.merge import merge, plan
+
+TAKES: Takes = EVERY_PART
+ANY_SIZE: Takes = {**EVERY_PART, "positions": (), "positions_in": (), "relative": ()}
 
 
 class AnyGrid(nn.Module):
@@ -38,16 +42,18 @@ class Graph(nn.Module):
     Args:
         model: any ViT.
         merge: tokens to merge in each block (default: none).
-        any_size: whether the graph takes other image sizes; it never does when tokens are merged.
+        any_size: whether the graph takes other image sizes; it never does when tokens are merged, or when positions
+            are not those of ANY_SIZE.
     """
 
     def __init__(self, model: ViT, merge: int = 0, any_size: bool = False) -> None:
         super().__init__()
         self.config, self.input_spec, self.counts = model.config, model.input_spec, plan(model.config, merge)
-        self.any_size = any_size and not merge
+        self.any_size = any_size and not merge and not unfit(model.config, ANY_SIZE)
         self.model = model
         if self.any_size:
             self.model = copy.copy(model)  # the same weights; only its table of parts is another
+            assert isinstance(model.positions, PositionEmbedding)
             self.model._modules = {**model._modules, "positions": AnyGrid(model.positions)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,11 +61,12 @@ class Graph(nn.Module):
         if not any(self.counts):
             return self.model(x)
         model, size = self.model, None
-        z = model.embed(x)  # Eq. 1
+        z, grid = model.embed(x), model.grid_of(x)  # Eq. 1
         for r, block in zip(self.counts, model.blocks, strict=True):
             rows = model.pool.rows if block is model.blocks[-1] else None
             seen: dict[str, Tensor | None] = {"k": None}
-            z = block.attend(z, rows, bias=None if size is None else size.log().mT[:, None], seen=seen)  # Eq. 2
+            bias = None if size is None else size.log().mT[:, None]
+            z = block.attend(z, grid, rows, bias=bias, seen=seen)  # Eq. 2
             if r and (keys := seen["k"]) is not None:
                 z, size = merge(z, size, keys, r, self.config.num_prefix_tokens)
             z = block.feed_forward(z)  # Eq. 3

@@ -15,6 +15,15 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.model.config import ViTConfig
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
+
+TAKES: Takes = {  # what positions do inside attention needs the patches where they were
+    **EVERY_PART,
+    "block": ("res-post-norm",),
+    "positions_in": (),
+    "relative": (),
+    "pool": ("mean", "cls+mean"),
+}
 
 
 def plan(c: ViTConfig, r: int) -> list[int]:
@@ -25,8 +34,10 @@ def plan(c: ViTConfig, r: int) -> list[int]:
         r: tokens to merge per block.
 
     Raises:
-        ConfigError: r is negative.
+        ConfigError: r is negative, or a part of the model needs every patch in its place.
     """
+    if r and (odd := unfit(c, TAKES)):
+        raise ConfigError(f"Tokens cannot be merged in a model with {', '.join(odd)}. Leave out --merge.")
     if r < 0:
         raise ConfigError(f"merge must be 0 (no merging) or more; got {r}.")
     N, counts = c.num_patches, []

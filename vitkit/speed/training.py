@@ -10,6 +10,7 @@ Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D widt
 from __future__ import annotations
 
 import importlib.util
+import logging
 
 import torch
 import torch.nn.functional as F
@@ -19,21 +20,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitkit.errors import ConfigError
 from vitkit.model.config import GELUS, ViTConfig
 from vitkit.model.inputs import validate_and_pad
+from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.parts.layers import Residual, drop_path
 from vitkit.model.vit import ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.kernels import flat_patches
 
+TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 # Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+log = logging.getLogger("vitkit")
 
 
 def fusible(model: ViT, x: Tensor) -> bool:
     """Tell whether the fused parts apply to this model and these pixels in the current autocast and gradient modes."""
     c = model.config
     return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None and c.hidden_act in GELUS
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None and not unfit(c, TAKES)
             and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
 
 
@@ -51,7 +56,7 @@ def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
     widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
     for wrong, why in ((device.type != "cuda", f"a CUDA device; got {device.type}"),
                        (c.hidden_dropout_prob or c.layer_scale is not None, "a model without dropout and layer scale"),
-                       (c.hidden_act not in GELUS, f"a model with GELU; this one has {c.hidden_act}"),
+                       (unfit(c, TAKES), f"a model without {', '.join(unfit(c, TAKES))}"),
                        (any(width % 16 for width in widths), "widths that are multiples of 16")):
         if wrong:
             raise ConfigError(f"--precision fp8 needs {why}. Use --precision bf16.")
@@ -99,8 +104,9 @@ def fused_blocks(model: ViT, z: Tensor, fp8: bool = False) -> Tensor:
     stream: Tensor = z.reshape(B * T, D)
     branch = bias = keep = None
 
-    def read(norm: nn.LayerNorm, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def read(norm: nn.Module, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
         """z with the latest branch added, its LayerNorm, and that in fp8 with its scales if `fp8`."""
+        assert isinstance(norm, nn.LayerNorm)
         total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
                                                         fp8)
         return total, u, small
@@ -150,6 +156,8 @@ class TrainingForward(nn.Module):
     def __init__(self, model: ViT, graph: bool = False, fp8: bool = False) -> None:
         super().__init__()
         self.model, self.graph, self.fp8 = model, graph, fp8
+        if (odd := unfit(model.config, TAKES)) and next(model.parameters()).is_cuda:
+            log.warning("The fused kernels do not compute %s; plain PyTorch trains this model.", ", ".join(odd))
         self.graphed: GraphedStep | None = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The norm, ACTIVATIONS, the patch projection, what later work does to a residual branch, and POOLS."""
+"""NORMS, ACTIVATIONS, the patch projection, U_qkv without a bias for keys, and what later work does to a residual
+branch."""
 
 from __future__ import annotations
 
@@ -10,6 +11,21 @@ from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
 
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+def norm(c: ViTConfig, place: str = "block", width: int | None = None) -> nn.Module:
+    """Return a new norm for one place in the model; nn.Identity if the model has none there.
+
+    Args:
+        c: the architecture.
+        place: `block` (always there), or one of the places that `c.norms` lists.
+        width: of what is normalised (default: the model's).
+    """
+    if place != "block" and place not in c.norms:
+        return nn.Identity()
+    return NORMS[c.norm](width or c.hidden_size, eps=c.layer_norm_eps)
+
 
 class QuickGELU(nn.Module):
     """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
@@ -19,6 +35,15 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
+class SwiGLU(nn.Module):
+    """silu(gate) value (arXiv 2002.05202); the first half of the input is the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., 2 M] -> [..., M]."""
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
@@ -26,12 +51,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "selu": nn.SELU,
     "silu": nn.SiLU,
+    "swiglu": SwiGLU,
 }
-
-
-def norm(c: ViTConfig) -> nn.LayerNorm:
-    """Return a new LN of the model's width and epsilon."""
-    return nn.LayerNorm(c.hidden_size, eps=c.layer_norm_eps)
+GATED = ("swiglu",)  # activations that halve: the layer before them is twice as wide
 
 
 class PatchProjection(nn.Conv2d):
@@ -46,6 +68,26 @@ class PatchProjection(nn.Conv2d):
         (B, C, H, W), P = x.shape, self.kernel_size[0]
         x = x.reshape(B, C, H // P, P, W // P, P).permute(0, 2, 4, 1, 3, 5)  # [B, H/P, W/P, C, P, P]
         return F.linear(x.flatten(3), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+class KeylessQKV(nn.Linear):
+    """U_qkv whose keys have no bias (BEiT, EVA, DINOv3). `bias` still reads as one tensor [3 h d]."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out, bias=False)
+        self.bias_q, self.bias_v = (nn.Parameter(torch.zeros(out // 3)) for _ in range(2))
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        """The bias of queries, zeros, the bias of values: [3 h d]."""
+        return torch.cat([self.bias_q, torch.zeros_like(self.bias_q), self.bias_v])
+
+
+def qkv(c: ViTConfig, width: int) -> nn.Linear:
+    """Return U_qkv of Eq. 5 for heads that are `width` wide together."""
+    if "keys" in c.without_bias:
+        return KeylessQKV(c.hidden_size, 3 * width)
+    return nn.Linear(c.hidden_size, 3 * width, bias=c.qkv_bias)
 
 
 class Residual(nn.Module):
@@ -69,40 +111,3 @@ def drop_path(images: int, rate: float, device: torch.device) -> Tensor:
     """Draw what stochastic depth multiplies each image's branch by: 0, or 1 / (1 - rate). [B]"""
     keep = 1 - rate
     return (torch.rand(images, device=device) < keep) / max(keep, 1e-6)
-
-
-class ClassToken(nn.Module):
-    """The class token: the paper's choice."""
-
-    rows: slice | None = slice(0, 1)
-
-    def __init__(self, c: ViTConfig) -> None:
-        super().__init__()
-        self.prefix = c.num_prefix_tokens
-
-    def forward(self, z: Tensor, weight: Tensor | None = None) -> Tensor:
-        """[B, rows, D] -> [B, D]."""
-        return z[:, 0]
-
-
-class Mean(ClassToken):
-    """The mean of the patches."""
-
-    rows = None
-
-    def forward(self, z: Tensor, weight: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, D].
-
-        Args:
-            z: all tokens.
-            weight: [B, T, 1], how much each token counts (default: all patches count the same).
-        """
-        z = z[:, self.prefix :]
-        if weight is None:
-            return z.mean(1)
-        weight = weight[:, self.prefix :]
-        return (z * weight).sum(1) / weight.sum(1)
-
-
-# What y of Eq. 4 is made of. `rows` are the tokens that a pool reads; the last block computes no others.
-POOLS: dict[str, type[ClassToken]] = {"cls": ClassToken, "mean": Mean}

@@ -1,4 +1,5 @@
-"""E_pos of Eq. 1, and the six ways in which public libraries resize it for another image size (section 3.2).
+"""POSITIONS: what is added to the tokens. 1-D is the paper's; none and 2-D are of its appendix D.4, sin-cos came later.
+And RULES: the six ways in which public libraries resize E_pos for another image size (section 3.2).
 
 Every rule is separable: new[r, c] = sum_ij R[r, i] C[c, j] old[i, j]. So a rule is one function that gives the matrix
 of one axis, and resizing is two matrix products.
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import pick
+from vitkit.model.config import ViTConfig
 
 Grid = tuple[int, int]
 
@@ -64,7 +66,29 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     return torch.cat([prefix, grid.flatten(0, 1)[None].to(table.dtype)], dim=1)
 
 
-class PositionEmbedding(nn.Module):
+class OnGrid(nn.Module):
+    """A part that depends on the grid of patches. Unless it says otherwise, any grid will do."""
+
+    def check(self, grid: Grid) -> None:
+        """Raise ConfigError if `regrid` would."""
+
+    def regrid(self, grid: Grid) -> None:
+        """Make `grid` the trained grid: what was resized on demand becomes the parameter (section 3.2)."""
+
+    def remember(self, grid: Grid) -> None:
+        """Keep what `grid` needs until the parameters change."""
+
+
+def regrid(model: nn.Module, grid: Grid) -> None:
+    """Make `grid` the trained grid of all parts of a model, or of none if one of them raises ConfigError."""
+    parts = [module for module in model.modules() if isinstance(module, OnGrid)]
+    for part in parts:
+        part.check(grid)
+    for part in parts:
+        part.regrid(grid)
+
+
+class PositionEmbedding(OnGrid):
     """E_pos for the grid it was trained on, resized on demand for any other grid.
 
     A resized table is computed anew in each forward, so that gradients reach the trained one and it can never be
@@ -124,3 +148,79 @@ class PositionEmbedding(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._kept.clear()
         super()._load_from_state_dict(*args, **kwargs)
+
+
+class NoPositions(OnGrid):
+    """Zeros: a bag of patches, unless attention knows positions (Table 8)."""
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__()
+        self.width, self.prefix = c.hidden_size, int(c.class_token)
+        self.like: Tensor
+        self.register_buffer("like", torch.zeros(1), persistent=False)  # has the model's device and type
+
+    def forward(self, grid: Grid) -> Tensor:
+        """[1, class + rows * columns, D], without memory of its own."""
+        return self.like.expand(1, self.prefix + grid[0] * grid[1], self.width)
+
+
+class SinCos(NoPositions):
+    """Fixed: sines and cosines of column and row (arXiv 2205.01580); zero for the class token. Any grid."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """[1, class + rows * columns, D]."""
+        quarter = self.width // 4
+        omega = 10000.0 ** -(torch.arange(quarter, device=self.like.device) / (quarter - 1))
+        row, column = places(grid, self.like.device)
+        angles = [place[:, None] * omega for place in (column, row)]  # 2 x [N, D / 4]
+        table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
+        return F.pad(table, (0, 0, self.prefix, 0))[None].to(self.like)
+
+
+class TwoD(OnGrid):
+    """Half of the lanes for the row and half for the column (appendix D.4); the class token has a row of its own."""
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__()
+        self.grid, self.rule = c.grid, c.position_resize
+        self.rows, self.columns = (nn.Parameter(torch.zeros(1, n, c.hidden_size // 2)) for n in c.grid)
+        self.first = nn.Parameter(torch.zeros(1, int(c.class_token), c.hidden_size))
+
+    def forward(self, grid: Grid) -> Tensor:
+        """[1, class + rows * columns, D]."""
+        rows, columns = self.resized(grid)
+        rows, columns = rows[:, :, None].expand(-1, -1, grid[1], -1), columns[:, None].expand(-1, grid[0], -1, -1)
+        return torch.cat([self.first, torch.cat([rows, columns], dim=-1).flatten(1, 2)], dim=1)
+
+    def resized(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The two tables for `grid`: [1, rows, D / 2], [1, columns, D / 2]."""
+        return (
+            resize(self.rows, (self.grid[0], 1), (grid[0], 1), self.rule),
+            resize(self.columns, (1, self.grid[1]), (1, grid[1]), self.rule),
+        )
+
+    @torch.no_grad()
+    def regrid(self, grid: Grid) -> None:
+        """Make `grid` the trained grid, as `PositionEmbedding.regrid` does."""
+        for name, table in zip(("rows", "columns"), self.resized(grid), strict=True):
+            setattr(self, name, nn.Parameter(table.clone(), requires_grad=getattr(self, name).requires_grad))
+        self.grid = grid
+
+
+def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the row and the column of every patch, 2 x [N], as real numbers."""
+    row, column = torch.meshgrid(*(torch.arange(n, device=device).float() for n in grid), indexing="ij")
+    return row.flatten(), column.flatten()
+
+
+def one_d(c: ViTConfig) -> PositionEmbedding:
+    """Return E_pos of the paper."""
+    return PositionEmbedding(c.grid, c.hidden_size, int(c.class_token), c.position_resize)
+
+
+POSITIONS: dict[str, Callable[[ViTConfig], OnGrid]] = {
+    "1d": one_d,
+    "none": NoPositions,
+    "2d": TwoD,
+    "sincos": SinCos,
+}
