@@ -426,7 +426,7 @@ def test_one_block_is_torchs_encoder_layer():
         | {"self_attn.in_proj_weight": block.msa.qkv.weight, "self_attn.in_proj_bias": block.msa.qkv.bias}
     )
     expected = theirs(z)
-    same(block(z), expected)
+    same(block(z, vit.config.grid), expected)
     same(as_paper(vit).transformer_encoder[0](z), expected)
     same(as_twelve(vit).vit.encoder.layer[0](z)[0], expected)
 

@@ -65,7 +65,7 @@ def test_rollout_is_the_product_in_float64(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_beside_the_attention_are_the_models(kind: str) -> None:
     model, x = tiny(kind)
-    logits, seen = with_attention(model, model.embed(x))
+    logits, seen = with_attention(model, model.embed(x), model.grid_of(x))
     torch.testing.assert_close(logits, model(x), atol=2e-5, rtol=1e-4)
     assert len(seen) == model.config.num_hidden_layers
 
@@ -79,7 +79,7 @@ def test_gradient_rollout_against_finite_differences(kind: str, target: int | No
     model, x = model.double(), x[:1].double()
     with torch.no_grad():
         z0 = model.embed(x)
-        logits, seen = with_attention(model, z0)
+        logits, seen = with_attention(model, z0, model.grid_of(x))
     label = int(logits.argmax()) if target is None else target
     T = seen[0].shape[-1]
     R = torch.eye(T, dtype=torch.float64)
@@ -98,13 +98,13 @@ def _gradient(model: nn.Module, z0: torch.Tensor, layer: int, A: torch.Tensor, l
     with torch.no_grad():
         z = z0
         for block in model.blocks[:layer]:
-            z = block(z)
+            z = block(z, model.config.grid)
     block = model.blocks[layer]
-    _, _, v = block.msa.project(block.norm1(z))
+    _, _, v, _ = block.msa.project(block.norm1(z), model.config.grid)
     z = block.residual1(block.msa.out((A @ v).transpose(1, 2).flatten(2))) + z
     z = block.residual2(block.mlp(block.norm2(z))) + z
     for block in model.blocks[layer + 1 :]:
-        z = block(z)
+        z = block(z, model.config.grid)
     c = model.config
     if c.pool == "cls":
         y = model.norm(z[:, 0])

@@ -87,10 +87,10 @@ def test_attention_is_that_of_the_fused_kernel() -> None:
     model, x = tiny(), pixels()
     z = model.embed(x)
     msa = model.blocks[0].msa
-    _, _, v = msa.project(model.blocks[0].norm1(z))
+    _, _, v, _ = msa.project(model.blocks[0].norm1(z), (4, 4))
     sa = model.attention(x, layers=0)[0] @ v
     written_out = msa.out(sa.transpose(1, 2).flatten(2))
-    assert torch.allclose(msa(model.blocks[0].norm1(z)), written_out, atol=1e-5)
+    assert torch.allclose(msa(model.blocks[0].norm1(z), (4, 4)), written_out, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4)])
@@ -190,9 +190,9 @@ def test_dropout_stands_where_the_paper_puts_it() -> None:
     assert torch.equal(model.embed(x), torch.zeros_like(model.embed(x)))
     z = torch.randn(2, 17, 32)
     block = model.blocks[0]
-    assert torch.equal(block.msa(z), torch.zeros_like(z))
+    assert torch.equal(block.msa(z, (4, 4)), torch.zeros_like(z))
     assert torch.equal(block.mlp(z), torch.zeros_like(z))
-    assert all(part.abs().max() > 0 for part in block.msa.project(z))
+    assert all(part.abs().max() > 0 for part in block.msa.project(z, (4, 4))[:3])
     inside = tiny().train()
     inside.blocks[0].mlp.dropout.p = 0.5
     hidden: list[Tensor] = []
@@ -303,20 +303,21 @@ def test_rows_are_the_same_numbers_for_fewer_tokens(changes) -> None:
     for all_tokens, one_token in zip(*found, strict=True):
         assert (all_tokens - one_token).abs().max() <= 5e-6 * all_tokens.abs().max().clamp(min=1)
     z, rows = model.embed(x), torch.tensor([4, 0])
-    block = model.blocks[0]
-    torch.testing.assert_close(block(z, rows), block(z)[:, rows])
-    torch.testing.assert_close(block.attention(z, rows=rows), block.attention(z)[:, :, rows])
+    block, grid = model.blocks[0], model.config.grid
+    torch.testing.assert_close(block(z, grid, rows), block(z, grid)[:, rows])
+    torch.testing.assert_close(block.attention(z, grid, rows=rows), block.attention(z, grid)[:, :, rows])
 
 
 def test_what_is_seen_is_the_attention_that_was_used() -> None:
     model, x = tiny(), pixels()
     z, block, seen = model.embed(x), model.blocks[0], {"A": None, "k": None}
-    torch.testing.assert_close(block(z, seen=seen), block(z))
+    grid = model.grid_of(x)
+    torch.testing.assert_close(block(z, grid, seen=seen), block(z, grid))
     assert torch.equal(seen["A"], model.attention(x)[0])
-    assert torch.equal(seen["k"], block.msa.project(block.norm1(z))[1])
+    assert torch.equal(seen["k"], block.msa.project(block.norm1(z), grid)[1])
     bias = torch.randn(2, 1, 1, z.shape[1])
-    torch.testing.assert_close(block(z, bias=bias, seen={"A": None}), block(z, bias=bias))
-    assert (block(z, bias=bias) - block(z)).abs().max() > 1e-3
+    torch.testing.assert_close(block(z, grid, bias=bias, seen={"A": None}), block(z, grid, bias=bias))
+    assert (block(z, grid, bias=bias) - block(z, grid)).abs().max() > 1e-3
 
 
 def test_no_heads_is_not_all_heads() -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from vitkit.checkpoints.rules import Dialect, both, same
 
+# Modules with a weight, and perhaps a bias, and tensors: those of the paper, then those of other parts.
+MODULES = (
+    *("patch_embedding.projection", "norm", "pre_logits", "head"),
+    *(f"blocks.{{i}}.{name}" for name in ("norm1", "msa.qkv", "msa.out", "norm2", "mlp.fc1", "mlp.fc2")),
+    *("patch_embedding.norm", "first_norm", "head.cls", "head.distilled"),
+    *(f"blocks.{{i}}.{name}" for name in ("msa.norm_q", "msa.norm_k", "msa.norm", "mlp.norm")),
+    *(f"pool.{name}" for name in ("q", "kv", "out", "norm", "mlp.fc1", "mlp.norm", "mlp.fc2")),
+)
+TENSORS = (
+    *("class_token", "register_tokens", "positions.table"),
+    *("blocks.{i}.residual1.gamma", "blocks.{i}.residual2.gamma"),
+    *("positions.rows", "positions.columns", "positions.first", "pool.query"),
+    *(f"blocks.{{i}}.positions.{name}" for name in ("table", "rows", "columns", "first")),
+    *(f"blocks.{{i}}.msa.{name}" for name in ("qkv.bias_q", "qkv.bias_v", "relative.table", "relative.frequencies")),
+)
 RULES = (
-    *both("patch_embedding.projection", "patch_embedding.projection"),
-    *same("class_token", "class_token"),
-    *same("register_tokens", "register_tokens"),
-    *same("positions.table", "positions.table"),
-    *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
-    *both("blocks.{i}.msa.qkv", "blocks.{i}.msa.qkv"),
-    *both("blocks.{i}.msa.out", "blocks.{i}.msa.out"),
-    *same("blocks.{i}.residual1.gamma", "blocks.{i}.residual1.gamma"),
-    *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    *both("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
-    *both("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
-    *same("blocks.{i}.residual2.gamma", "blocks.{i}.residual2.gamma"),
-    *both("norm", "norm"),
-    *both("pre_logits", "pre_logits"),
-    *both("head", "head"),
+    *(rule for name in MODULES for rule in both(name, name)),
+    *(rule for name in TENSORS for rule in same(name, name)),
 )
 
 NATIVE = Dialect(

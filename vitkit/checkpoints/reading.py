@@ -137,6 +137,10 @@ def build(
     check(checkpoint.state, expected, checkpoint.dialect)
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in checkpoint.state.items()}
     model.load_state_dict(state, assign=True)
+    like = model.patch_embedding.projection.weight
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):  # those that files do not hold are zero
+            setattr(module, name, torch.zeros_like(buffer, device=like.device, dtype=like.dtype))
     model.input_spec, model.licence = checkpoint.input_spec, checkpoint.licence
     return model.eval()
 

@@ -46,6 +46,7 @@ def describe(
     config = _config(model, parse_size(size), num_classes, channels)
 
     from vitkit.explanations.describe import describe as rows_of
+    from vitkit.explanations.describe import differences
 
     label = Path(model).name if Path(model).exists() else model
     rows = [row for row in rows_of(config, batch) if depth is None or row.depth <= depth]
@@ -70,6 +71,8 @@ def describe(
         f"{parameters(config):,} parameters ({parameters(config) * 4 / 2**20:,.0f} MiB in fp32), "
         f"{flops(config) / 1e9:,.1f} GFLOPs per image of {config.image_hw[0]} x {config.image_hw[1]} pixels."
     )
+    if odd := differences(config):
+        print(odd)
     if draw is not None:
         from vitkit.errors import ConfigError, OutputError
         from vitkit.explanations.diagram import DIAGRAMS

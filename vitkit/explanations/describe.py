@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
 from vitkit.model.count import flops, parameters
+from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
 
 Shape = tuple[int, ...]
@@ -70,6 +71,12 @@ def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
     return rows_of(model, x)
 
 
+def differences(config: ViTConfig) -> str:
+    """Return a sentence that names the parts that are not the paper's; empty if there are none."""
+    odd = unfit(config, {})
+    return f"Parts that are not the paper's: {', '.join(odd)}." if odd else ""
+
+
 def rows_of(model: nn.Module, x: Tensor) -> list[Row]:
     """List every module of a model of any interface, in the order in which an image passes through them.
 
@@ -102,8 +109,8 @@ def rows_of(model: nn.Module, x: Tensor) -> list[Row]:
 
     def rows(module: nn.Module, name: str) -> Iterator[Row]:
         called, parameters = call(module), list(module.parameters())
-        if called is None and not parameters:
-            return
+        if (called is None and not parameters) or (isinstance(module, nn.Identity) and name != "head"):
+            return  # nn.Identity stands where the paper has no part
         yield Row(
             name=name,
             kind=type(module).__name__,
@@ -165,7 +172,8 @@ class Summary:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
-        return "\n".join([*lines, f"{self.parameters:,} parameters, {flops(self.config) / 1e9:,.1f} GFLOPs per image"])
+        lines.append(f"{self.parameters:,} parameters, {flops(self.config) / 1e9:,.1f} GFLOPs per image")
+        return "\n".join(filter(None, [*lines, differences(self.config)]))
 
     __repr__ = __str__
 

@@ -14,8 +14,15 @@ from vitkit.explanations import svg
 from vitkit.explanations.describe import Row, describe, rows_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.count import parameters
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 
 TALL, GAP, WIDE = 40, 6, 760
+FIGURE_1: Takes = {  # the parts that `overview` shows, or that change no word in it
+    "hidden_act": EVERY_PART["hidden_act"],
+    "positions": ("2d", "sincos"),
+    "pool": ("mean",),
+    "without_bias": EVERY_PART["without_bias"],
+}
 HIDDEN = {"Dropout", "Residual"}  # left out of the drawing if they have no parameters: they do not change any shape
 
 
@@ -240,7 +247,12 @@ def overview(config: ViTConfig) -> str:
 
     Args:
         config: the architecture.
+
+    Raises:
+        ConfigError: the model has parts that the figure does not show.
     """
+    if odd := unfit(config, FIGURE_1):
+        raise ConfigError(f"Figure 1 of the paper does not show {', '.join(odd)}, which this model has.")
     return svg.document(
         1030, 634, "Figure 1 of the paper with this model's shapes", [*_model(config), *_block(config, 560)]
     )
