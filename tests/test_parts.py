@@ -332,7 +332,7 @@ def test_parts_that_cannot_work_are_refused(changes, words) -> None:
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore:torch.searchsorted")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch about timm
 @pytest.mark.parametrize("grid", [(5, 6), (3, 2), (7, 4)])
 def test_steps_are_resized_as_timm_does(grid) -> None:
     resize = peer("timm.layers.pos_embed_rel").resize_rel_pos_bias_table
