@@ -14,7 +14,7 @@ import torch
 
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
-from vitkit.errors import ConfigError, OutputError, pick
+from vitkit.errors import ConfigError, OutputError, UnreadableFile, pick
 from vitkit.jobs.splits import absolute, train_and_val
 from vitkit.model.config import InputSpec, ViTConfig, check_fields, variant
 from vitkit.model.vit import ViT
@@ -27,6 +27,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
+from vitkit.training.state import KEPT
 
 CUSTOM = "custom"  # in run.json: a model that was passed in Python
 FEW_IMAGES = 10_000  # fewer than these are too few to train from scratch
@@ -126,7 +127,7 @@ def prepare(
     train, val, notes = train_and_val(data, how.val, chosen.seed)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
-    if stored and RunFolder.open(out).latest() and model == stored["model"] and weights == stored["weights"]:
+    if stored and RunFolder(out, stored).latest() and model == stored["model"] and weights == stored["weights"]:
         config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state
         built = own if isinstance(own, ViT) else ViT(config, InputSpec.from_dict(stored["input_spec"]))
         built.licence = stored.get("licence", "")
@@ -152,7 +153,7 @@ def prepare(
     elif verify_data:
         info["same"]["verified data"] = [part.fingerprint(whole=True) for part in (train, val) if part is not None]
     if stored:
-        RunFolder.open(out).check(info)
+        RunFolder(out, stored).check(info)
     _check_space(out, built, how)
     notes += _notes(name, how, model, weights, len(train), data) + _other_randomness(ready, stored)
     return dataclasses.replace(ready, info=info, notes=tuple(notes))
@@ -209,12 +210,18 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
 
 def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
     """Return the run.json of the run to resume; empty for a new run, whose folder must be free."""
-    if not (resume and (out / "run.json").is_file()):
+    if not (resume and RunFolder.exists(out)):
         RunFolder.check_place(out)
         return {}
-    stored = RunFolder.open(out).info
+    stored = RunFolder.open(out, resume=True).info
     if stored.get("kind") != "train":
         raise ConfigError(f"--resume expects a training run; {out} holds a {stored.get('kind')}. Choose another --out.")
+    needed = ("same", "recipe", "recipe_name", "settings", "model", "weights", "input_spec", "processes", "device")
+    if missing := [name for name in needed if name not in stored]:
+        raise UnreadableFile(
+            f"{out / 'run.json'} is damaged: it lacks {missing[0]!r}, and no state has a copy. Start another run with "
+            f"a new --out."
+        )
     if stored["same"].get("random numbers") != RANDOM_NUMBERS:
         raise ConfigError(
             f"{out} was started by a version of vitkit that draws other random numbers, so it cannot be resumed "
@@ -355,10 +362,10 @@ def _other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
 
 
 def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
-    """Refuse to start if the disk cannot hold two states (the old and the new) and the checkpoints."""
+    """Refuse to start if the disk cannot hold the states (those that are kept and a new one) and the checkpoints."""
     weights = sum(p.numel() * 4 for p in model.parameters())
     state = weights * (1 + (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema is not None))
-    needed = 2 * state + 4 * weights
+    needed = (KEPT + 1) * state + 4 * weights
     place = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free
     if free < needed:

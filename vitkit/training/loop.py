@@ -8,10 +8,12 @@ bit-identical to an uninterrupted one.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
-from vitkit.errors import Diverged
+from vitkit.errors import Diverged, UnreadableFile
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
 from vitkit.model.vit import ViT
@@ -126,21 +128,45 @@ class Loop:
         self.save_every = settings.save_every or self.evaluate_every
 
     def resume(self) -> int:
-        """Restore the run's latest state, if any; return its step.
+        """Restore the run's newest intact state, if any; return its step.
 
-        The checkpoints of that step are written again, because a kill may have come between the state and them.
+        Damaged states are set aside. The checkpoints of that step are written again, because a kill may have come
+        between the state and them.
+
+        Raises:
+            UnreadableFile: there are states, but all of them are damaged.
         """
-        path = self.runtime.on_main(self.run.latest)
-        if path is not None:
-            self.progress = state.read(path, self.bare, self.optimizer, self.average)
-            if self.progress.scaler:
-                self.runtime.scaler.load_state_dict(self.progress.scaler)
+        paths = self.runtime.on_main(self.run.states)
+        damaged: list[tuple[Path, UnreadableFile]] = []
+        for path in paths:
+            error = None
+            try:
+                self.progress = state.read(path, self.bare, self.optimizer, self.average)
+            except UnreadableFile as found:
+                error = found
+            if (error := next(filter(None, self.runtime.gather(error)), None)) is None:
+                break
+            damaged.append((path, error))
+        if paths and len(damaged) == len(paths):
+            raise UnreadableFile(
+                f"No state of {self.run.path} can be resumed from. {damaged[0][1]} Start another run with a new --out; "
+                f"--from {self.run.path}@last uses the latest weights, if they can be read."
+            )
+        if self.progress.scaler:
+            self.runtime.scaler.load_state_dict(self.progress.scaler)
         self.runtime.wait()
         if self.runtime.main:
-            self.run.forget_after(self.progress.logged)
-            if path is not None:
+            for path, error in damaged:
+                os.replace(path, path.with_name(path.name + ".damaged"))
+                self._note(f"{error} It has been renamed to {path.name}.damaged; the state before it is used.")
+            if lost := self.run.forget_after(self.progress.logged):
+                self._note(f"metrics.jsonl lacks at least {lost:,} bytes of what was logged before the last save.")
+            if paths:
                 self._write_checkpoints()
         return self.progress.step
+
+    def _note(self, text: str) -> None:
+        self.watch({"event": "note", "text": text})
 
     def __call__(self) -> Outcome:
         """Train to the end, or until interrupted.
@@ -172,8 +198,7 @@ class Loop:
             if self.runtime.main:
                 self.watch({"event": "start", "step": start, "total": self.total})
             if self.trackers is not None and self.trackers.missing:
-                text = "TensorBoard is not installed, so no events are written: pip install tensorboard"
-                self.watch({"event": "note", "text": text})
+                self._note("TensorBoard is not installed, so no events are written: pip install tensorboard")
             try:
                 for step in range(start, self.total):
                     with clock.waiting():
@@ -338,7 +363,7 @@ class Loop:
         if self.runtime.main:
             self.progress.logged = self.run.logged()
             self.progress.scaler = self.runtime.scaler.state_dict()
-            state.write(self.run.path / "state", self.bare, self.optimizer, self.average, self.progress)
+            state.write(self.run.path / "state", self.bare, self.optimizer, self.average, self.progress, self.run.info)
             self._write_checkpoints()
         self.runtime.wait()
 

@@ -5,7 +5,7 @@
     best.safetensors    the best weights on the validation part, if there is one
     last.safetensors    the latest weights
     ema.safetensors     the running average of the weights, if there is one
-    state/              the training state, needed to resume
+    state/              the last two training states, needed to resume; each has checksums and a copy of run.json
     tb/                 TensorBoard events
 
 A run folder stands for its best weights, or its last ones if it has no best; `RUN@ema` names others. Nothing here
@@ -14,18 +14,20 @@ imports torch until weights are saved.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import ConfigError, OutputError, UnreadableFile
+from vitkit.errors import CheckpointError, ConfigError, OutputError, UnreadableFile
 from vitkit.model.config import ViTConfig
 
 if TYPE_CHECKING:
@@ -50,6 +52,64 @@ def environment() -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "command": sys.argv,
     }
+
+
+class Header:
+    """The metadata of a state file: JSON values and two checksums, one of the values and one of the tensors.
+
+    The values can be checked on their own, without reading the tensors.
+
+    Args:
+        values: `progress` and `run`, the contents of run.json.
+        tensor_sum: hexadecimal checksum of the tensors; unknown until they have been written.
+    """
+
+    KEY = "state"
+    UNKNOWN = "?" * 64
+
+    def __init__(self, values: Mapping[str, Any], tensor_sum: str = UNKNOWN) -> None:
+        self.values, self.tensor_sum = values, tensor_sum
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata to write."""
+        text = json.dumps(self.values)
+        return {self.KEY: f"{self.tensor_sum} {hashlib.sha256(text.encode()).hexdigest()} {text}"}
+
+    def fill_in(self, path: Path, tensor_sum: str) -> None:
+        """Put the checksum of the tensors in its place in a file that was written without it."""
+        with open(path, "r+b") as file:
+            start = file.read(int.from_bytes(file.read(8), "little"))
+            file.seek(8 + start.index(self.UNKNOWN.encode()))
+            file.write(tensor_sum.encode())
+        self.tensor_sum = tensor_sum
+
+    @classmethod
+    def open(cls, path: Path) -> Header:
+        """Read the header of a state file without its tensors, and without torch.
+
+        Raises:
+            UnreadableFile: the header is damaged.
+            CheckpointError: the file was written by another version.
+        """
+        try:
+            with open(path, "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                metadata = json.loads(file.read(min(size, os.fstat(file.fileno()).st_size)))["__metadata__"]
+            if "progress" in metadata:
+                raise CheckpointError(f"{path} was written by an older version of vitkit; start a new run.")
+            tensor_sum, own_sum, text = metadata[cls.KEY].split(" ", 2)
+            if own_sum == hashlib.sha256(text.encode()).hexdigest():
+                return cls(json.loads(text), tensor_sum)
+        except OSError as error:
+            raise UnreadableFile(f"{path} cannot be read: {error.strerror}.") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UnreadableFile(f"{path} is damaged: its header is not valid.") from error
+        raise UnreadableFile(f"{path} is damaged: the checksum of its header does not match.")
+
+
+def states_in(folder: Path) -> list[Path]:
+    """Return the state files in a run's `state` folder, newest first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
 class RunFolder:
@@ -78,26 +138,36 @@ class RunFolder:
             ConfigError: the existing run was started with different values.
         """
         path = Path(path).expanduser()
-        if (path / "run.json").is_file() and resume:
-            run = cls.open(path)
+        if resume and cls.exists(path):
+            run = cls.open(path, resume=True)
             run.check(info)
             run._tidy()
+            if not (path / "run.json").is_file() or _read_object(path / "run.json") != run.info:
+                run._write_info()
             return run
         cls.check_place(path)
-        from vitkit.checkpoints.atomic import staging
-
         values = {**info, "created": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment()}
-        with staging(path) as private:
-            (private / "run.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         run = cls(path, values)
+        run._write_info()
         run._tidy()
         return run
+
+    def _write_info(self) -> None:
+        from vitkit.checkpoints.atomic import staging
+
+        with staging(self.path) as private:
+            (private / "run.json").write_text(json.dumps(self.info, indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Return whether there is a run, be it one whose run.json has been lost."""
+        return (path / "run.json").is_file() or bool(states_in(path / "state"))
 
     @staticmethod
     def check_place(path: str | Path) -> None:
         """Refuse a path where something already exists."""
         path = Path(path).expanduser()
-        if (path / "run.json").is_file():
+        if RunFolder.exists(path):
             raise OutputError(
                 f"--out must be a new folder; {path} holds a run. Choose another, or continue a training run with "
                 f"--resume."
@@ -107,19 +177,36 @@ class RunFolder:
             raise OutputError(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """Open an existing run.
+    def open(cls, path: str | Path, *, resume: bool = False) -> RunFolder:
+        """Open an existing run. If run.json cannot be read, the copy in the newest intact state stands in for it.
+
+        Args:
+            path: the folder.
+            resume: whether the run is to be resumed: if run.json differs from its copy, the copy is used.
 
         Raises:
-            UnreadableFile: the folder holds no readable run.json.
+            UnreadableFile: the folder holds no run, or none that can be read.
         """
         path = Path(path).expanduser()
-        try:
-            return cls(path, json.loads((path / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        info = _read_object(path / "run.json")
+        if info is not None and not resume:
+            return cls(path, info)
+        copy = next(filter(None, map(_copied_info, states_in(path / "state"))), None)
+        if info is None and copy is None:
+            if not (path / "run.json").is_file():
+                raise UnreadableFile(
+                    f"Expected a run folder at {path}; it has no run.json. `vitkit runs` lists your runs."
+                )
             raise UnreadableFile(
-                f"Expected a run folder at {path}, with a readable run.json; found none. `vitkit runs` lists your runs."
-            ) from error
+                f"Expected a run folder at {path}, with a readable run.json; its run.json is damaged, and no state has "
+                f"a copy. Start another run with a new --out."
+            )
+        if info is None:
+            warnings.warn(f"{path / 'run.json'} is missing or damaged; its copy in state/ is used.", stacklevel=1)
+        elif copy is not None and copy != info:
+            what = describe_difference("run.json", copy, info)
+            warnings.warn(f"{path} has {what} since its last save; the copy in state/ is used.", stacklevel=1)
+        return cls(path, copy or info or {})
 
     def check(self, info: Mapping[str, Any]) -> None:
         """Refuse to resume if anything that determines the result differs from when the run was started."""
@@ -182,17 +269,19 @@ class RunFolder:
             file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, without any that a crash has cut short."""
+        """Return the lines of metrics.jsonl, without any that were cut short or damaged."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
         except OSError:
             return []
         rows = []
         for line in lines:
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(row, dict) and "event" in row:
+                rows.append(row)
         return rows
 
     def logged(self) -> int:
@@ -204,15 +293,32 @@ class RunFolder:
         except FileNotFoundError:
             return 0
 
-    def forget_after(self, size: int) -> None:
-        """Cut metrics.jsonl to `size` bytes, to drop the lines written after the state that a run resumes from."""
-        if (self.path / "metrics.jsonl").is_file():
-            os.truncate(self.path / "metrics.jsonl", size)
+    def forget_after(self, size: int) -> int:
+        """Drop the lines of metrics.jsonl that were written after the state that a run resumes from.
+
+        Args:
+            size: the size of the file in bytes when that state was saved.
+
+        Returns:
+            The number of bytes that are missing: 0, unless the file was shortened since.
+        """
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return size
+        with open(path, "r+b") as file:
+            kept = file.read(size)
+            if len(kept) < size:  # never extend the file: it would be padded with zeros
+                kept = kept[: kept.rfind(b"\n") + 1]
+            file.truncate(len(kept))
+        return size - len(kept)
+
+    def states(self) -> list[Path]:
+        """Return the paths of the states, newest first."""
+        return states_in(self.path / "state")
 
     def latest(self) -> Path | None:
         """Return the path of the newest state, or None if nothing has been saved yet."""
-        found = sorted((self.path / "state").glob("step-*.safetensors"))
-        return found[-1] if found else None
+        return next(iter(self.states()), None)
 
     def _tidy(self) -> None:
         """Remove unfinished files of a process that was killed."""
@@ -225,6 +331,23 @@ def whole_config(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a run's model, whatever the format of its run.json; empty if it names none."""
     config = info.get("config") or info.get("same", {}).get("config")
     return ViTConfig.from_dict(config).to_dict(whole=True) if config else {}
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _copied_info(state: Path) -> dict[str, Any] | None:
+    """Return the copy of run.json in a state, or None if it is damaged."""
+    try:
+        return Header.open(state).values.get("run")
+    except CheckpointError:
+        return None
 
 
 def describe_difference(name: str, old: Any, new: Any) -> str:

@@ -1,12 +1,17 @@
 """The training state, everything needed to resume: weights, optimizer moments, the running average and some numbers.
 
-Each save is one file, written under another name, synced and renamed; only then are older files removed. So a kill at
-any moment leaves a complete state. No random generator is saved, because randomness is a function of the step.
+Each save is one file, written under another name, synced and renamed; only then are all but the newest KEPT removed. So
+a kill at any moment leaves a complete state. Checksums in its metadata, computed while the file is written, cover every
+value that a run resumes from. No random generator is saved, because randomness is a function of the step.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +21,11 @@ from torch import Tensor, nn
 
 from vitkit.checkpoints import containers
 from vitkit.checkpoints.atomic import staging
-from vitkit.errors import CheckpointError, TensorMismatch
+from vitkit.errors import CheckpointError, TensorMismatch, UnreadableFile
 from vitkit.training.optim import Average
+from vitkit.training.run_folder import Header, states_in
+
+KEPT = 2  # states: the newest, and the one before it in case the newest is damaged
 
 
 @dataclass
@@ -48,9 +56,14 @@ class TrainingState:
 
 
 def write(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None, progress: TrainingState
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Average | None,
+    progress: TrainingState,
+    info: Mapping[str, Any],
 ) -> Path:
-    """Write a state file, then remove older ones; return its path.
+    """Write a state file, then remove all but the newest KEPT; return its path.
 
     Args:
         folder: the run's `state` folder.
@@ -58,22 +71,39 @@ def write(
         optimizer: the optimizer of its parameters.
         average: the running average of its weights, if any.
         progress: how far the run has come.
+        info: the contents of run.json, which can be rebuilt from this copy.
     """
-    tensors: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        tensors[f"model/{name}"] = parameter.detach()
+        found[f"model/{name}"] = parameter
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer/{name}/{key}"] = value
+                found[f"optimizer/{name}/{key}"] = value
     if average is not None:
-        tensors |= {f"ema/{name}": value for name, value in average.weights.items()}
-    name = f"step-{progress.step:012d}.safetensors"
+        found |= {f"ema/{name}": value for name, value in average.weights.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in found.items()}
+    file = f"step-{progress.step:012d}.safetensors"
+    header = Header({"progress": asdict(progress), "run": dict(info)})
     with staging(folder) as private:
-        containers.write(tensors, private / name, {"progress": json.dumps(asdict(progress))})
-    for old in folder.glob("step-*.safetensors"):
-        if old.name != name:
-            old.unlink(missing_ok=True)
-    return folder / name
+        with ThreadPoolExecutor(1) as pool:
+            tensor_sum = pool.submit(_checksum, tensors)
+            containers.write(tensors, private / file, header.metadata())
+        header.fill_in(private / file, tensor_sum.result())
+    for old in states_in(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return folder / file
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Hash the names, types, shapes and bytes of tensors. Bytes enter as CRC-32, which is as fast as writing them."""
+
+    def line(item: tuple[str, Tensor]) -> str:
+        name, tensor = item
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return f"{name} {tensor.dtype} {list(tensor.shape)} {crc:08x}\n"
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return hashlib.sha256("".join(pool.map(line, sorted(tensors.items()))).encode()).hexdigest()
 
 
 @torch.no_grad()
@@ -87,13 +117,20 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
         average: its running average, if any.
 
     Raises:
+        UnreadableFile: the file is damaged; nothing has been restored.
         CheckpointError: the file was written by another version.
         TensorMismatch: it belongs to another model.
     """
-    tensors, metadata = containers.read(path)
+    header = Header.open(path)
     try:
-        progress = TrainingState(**json.loads(metadata["progress"]))
-    except (KeyError, ValueError, TypeError) as error:
+        tensors, _ = containers.read(path)
+    except CheckpointError as error:
+        raise UnreadableFile(f"{path} is damaged: it is not a complete safetensors file.") from error
+    if header.tensor_sum != _checksum(tensors):
+        raise UnreadableFile(f"{path} is damaged: its checksum does not match.")
+    try:
+        progress = TrainingState(**header.values["progress"])
+    except (KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a training state that this version of vitkit can read ({error}); start a new run."
         ) from error

@@ -1,0 +1,189 @@
+"""Damage to a run folder: a run resumes from what is intact, with the same result, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.training.tiny import bytes_of, run, tiny
+from vitkit.errors import CheckpointError, UnreadableFile
+from vitkit.training.run_folder import Header, RunFolder
+
+RECIPE = tiny(steps=12, dropout=0.1, ema=0.9)
+SETTINGS = {"save_every": 2, "evaluate_every": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("whole") / "r"
+    run(out, RECIPE, settings=SETTINGS)
+    return bytes_of(out)
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """A run that was stopped after step 7."""
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "r", RECIPE, settings=SETTINGS, watch=watch)
+    return tmp_path / "r"
+
+
+def steps_of(out: Path) -> list[int]:
+    return [int(path.stem.rpartition("-")[2]) for path in RunFolder.open(out).states()]
+
+
+def resume(out: Path) -> list[str]:
+    """Resume a run to its end; return the notes that the user sees."""
+    notes: list[str] = []
+    run(out, RECIPE, resume=True, settings=SETTINGS, watch=lambda e: notes.append(e.get("text", "")))
+    return [note for note in notes if note]
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    with open(path, "r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def test_two_states_are_kept_and_both_resume(cut: Path, whole: dict[str, Any]) -> None:
+    assert steps_of(cut) == [6, 4]
+    RunFolder.open(cut).states()[0].unlink()
+    assert resume(cut) == []
+    assert bytes_of(cut) == whole
+    assert steps_of(cut) == [12, 10]
+
+
+def places(path: Path) -> dict[str, int]:
+    """Positions of every kind of byte in a state file: in the header, and in each kind of tensor."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(size)
+    found = {"the size of the header": 0, "the header's first byte": 8}
+    for what in ("step", "best_loss", "logged", "created", "hidden_size"):
+        found[what] = 8 + header.index(f'\\"{what}\\"'.encode()) + len(what) + 6
+    draw, tensors = random.Random(0), json.loads(header)
+    tensors.pop("__metadata__")
+    for kind in ("model/", "ema/", "exp_avg", "exp_avg_sq", "/step"):
+        name = draw.choice([name for name in tensors if kind in name])
+        start, stop = tensors[name]["data_offsets"]
+        found[name] = 8 + size + draw.randrange(start, stop)
+        found[f"the name {name}"] = 8 + header.index(name.encode()) + len(name) - 1
+    return found
+
+
+def test_one_flipped_bit_falls_back_to_the_state_before(cut: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+    newest = RunFolder.open(cut).states()[0]
+    for number, (what, place) in enumerate(places(newest).items()):
+        copy = tmp_path / str(number)
+        shutil.copytree(cut, copy)
+        damaged = copy / "state" / newest.name
+        flip(damaged, place, bit=number % 7)
+        notes = resume(copy)
+        assert len(notes) == 1, what
+        assert f"{damaged} is " in notes[0], what
+        assert f"renamed to {newest.name}.damaged; the state before it is used" in notes[0], what
+        assert bytes_of(copy) == whole, what
+        assert damaged.with_name(f"{newest.name}.damaged").is_file(), what
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1])
+def test_a_truncated_state_falls_back_to_the_state_before(cut: Path, whole: dict[str, Any], size: int) -> None:
+    newest = RunFolder.open(cut).states()[0]
+    kept = newest.read_bytes()[:size]
+    newest.write_bytes(kept)
+    assert "the state before it is used" in resume(cut)[0]
+    assert bytes_of(cut) == whole
+
+
+def test_no_intact_state_is_told(cut: Path) -> None:
+    for path in RunFolder.open(cut).states():
+        flip(path, path.stat().st_size - 3)
+    with pytest.raises(UnreadableFile, match=r"No state of .* can be resumed from\..*checksum does not match.*@last"):
+        resume(cut)
+    assert steps_of(cut) == [6, 4]  # nothing was renamed or removed
+
+
+def test_a_state_of_an_older_version_is_told(tmp_path: Path) -> None:
+    save_file({"model/a": torch.zeros(1)}, tmp_path / "a.safetensors", {"progress": "{}"})
+    with pytest.raises(CheckpointError, match="older version"):
+        Header.open(tmp_path / "a.safetensors")
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def work(path: Path) -> None:
+        info = json.loads(path.read_text())
+        change(info)
+        path.write_text(json.dumps(info))
+
+    return work
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\0" * 4096),
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text("{}"),
+        lambda path: path.unlink(),
+        edit(lambda info: info["recipe"].update(lr=0.002)),
+        edit(lambda info: info["settings"].update(seed=7)),
+        edit(lambda info: info.pop("same")),
+    ],
+)
+def test_a_damaged_run_json_is_rebuilt_from_the_state(cut: Path, whole: dict[str, Any], damage: Any) -> None:
+    from vitkit.jobs.train import train
+
+    before = json.loads((cut / "run.json").read_text())
+    damage(cut / "run.json")
+    with pytest.warns(UserWarning, match="copy in state/ is used"):
+        train(None, cut, resume=True)  # everything comes from run.json
+    assert bytes_of(cut) == whole
+    assert json.loads((cut / "run.json").read_text()) == before
+
+
+@pytest.mark.parametrize("text", ["", '{"kind": "train"}', '{"same": {'])
+def test_a_damaged_run_json_before_the_first_save_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UnreadableFile, match=r"is damaged.*Start another run with a new --out"):
+        run(tmp_path, RECIPE, resume=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, -5])
+def test_shortened_metrics_are_not_padded(cut: Path, whole: dict[str, Any], size: int) -> None:
+    path = cut / "metrics.jsonl"
+    logged = path.read_bytes()
+    path.write_bytes(logged[: logged.index(b"\n") + size] if size else b"")
+    before = path.read_bytes()
+    notes = resume(cut)
+    assert "metrics.jsonl lacks at least" in notes[0]
+    assert b"\0" not in path.read_bytes()
+    kept = whole["metrics"][: before.count(b"\n")]
+    later = [row for row in whole["metrics"] if row["step"] > 6]
+    assert bytes_of(cut) == {**whole, "metrics": kept + later}
+    assert all("event" in json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_damaged_lines_of_metrics_are_left_out(cut: Path) -> None:
+    good = RunFolder.open(cut).metrics()
+    with open(cut / "metrics.jsonl", "ab") as file:
+        file.write(b'5\nnull\n\xff\xfe\n{"step": 1}\n{"event": "tr')
+    assert RunFolder.open(cut).metrics() == good
