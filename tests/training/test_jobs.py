@@ -167,6 +167,7 @@ def test_verifying_compares_every_byte(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_with_other_random_numbers_is_not_resumed(tmp_path: Path) -> None:
     run(tmp_path / "r", watch=stop_at(3))
+    shutil.rmtree(tmp_path / "r/state")  # its copy of run.json would be used instead of the edited one
     record = tmp_path / "r/run.json"
     info = json.loads(record.read_text(encoding="utf-8"))
     for before in (1, None):

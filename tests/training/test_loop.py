@@ -55,6 +55,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert all(set(r["time"]) for r in rows)
     assert max(r["top1"] for r in rows if r["event"] == "val") == outcome.best
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        ".lock",
         "best.safetensors",
         "ema.safetensors",
         "last.safetensors",
@@ -62,7 +63,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
         "run.json",
         "state",
     ]
-    assert [p.name for p in (tmp_path / "r" / "state").iterdir()] == ["step-000000000012.safetensors"]
+    states = sorted(p.name for p in (tmp_path / "r" / "state").iterdir())
+    assert states == ["step-000000000008.safetensors", "step-000000000012.safetensors"]
     for source in (str(tmp_path / "r"), f"{tmp_path / 'r'}@ema", f"{tmp_path / 'r'}@last"):
         assert load(source).input_spec.class_names == tuple("0123456789")
     assert torch.equal(load(f"{tmp_path / 'r'}@ema").head.weight, weights(tmp_path / "r", "ema")["head.weight"])

@@ -27,6 +27,7 @@ from vitkit.jobs.evaluate import Evaluation, write
 from vitkit.jobs.splits import absolute
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
+from vitkit.training.lock import locked
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
 
@@ -269,7 +270,11 @@ def probe(
         write(run.path, found, {"methods": [result.to_dict() for result in results]})
         return run
 
-    run = runtime.on_main(save) if runtime else save()
+    def alone() -> RunFolder:
+        with locked(out):
+            return save()
+
+    run = runtime.on_main(alone) if runtime else alone()
     seconds["work"] = time.perf_counter() - start
     return Probe(run, best, results, found, train, held, seconds)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training.build import new_head, new_model, pretrained
+from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
@@ -182,7 +184,16 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
     """
     runtime = ready.runtime
     runtime.wait()  # until every process has checked that `out` is free: the next line creates it
-    run = runtime.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
+    with ExitStack() as until_the_end:
+        lock = runtime.on_main(lambda: until_the_end.enter_context(locked(ready.out)))
+        if lock and watch is not None:
+            watch({"event": "note", "text": lock})
+        run = runtime.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
+        return run, _train(ready, run, watch)
+
+
+def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
+    runtime = ready.runtime
     alone = runtime.ranks == 1 and ready.split.count == 1  # CUDA graphs cannot share or accumulate gradients
     loop = Loop(
         ready.model,
@@ -205,7 +216,7 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         torch.set_num_threads(threads)
     if outcome.step == at and runtime.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is already finished: all {loop.total:,} steps are done."})
-    return run, outcome
+    return outcome
 
 
 def _stored_info(out: Path, resume: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     ema.safetensors     the running average of the weights, if there is one
     state/              the last two training states, needed to resume; each has checksums and a copy of run.json
     tb/                 TensorBoard events
+    .lock               locked while a process writes to the folder
 
 A run folder stands for its best weights, or its last ones if it has no best; `RUN@ema` names others. Nothing here
 imports torch until weights are saved.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import CheckpointError, ConfigError, OutputError, UnreadableFile
 from vitkit.model.config import ViTConfig
+from vitkit.training.lock import NAME
 
 if TYPE_CHECKING:
     from vitkit.model.vit import ViT
@@ -172,7 +174,7 @@ class RunFolder:
                 f"--out must be a new folder; {path} holds a run. Choose another, or continue a training run with "
                 f"--resume."
             )
-        left = [p for p in path.iterdir() if not p.name.startswith(".vitkit-")] if path.is_dir() else []
+        left = [p for p in path.iterdir() if not p.name.startswith((".vitkit-", NAME))] if path.is_dir() else []
         if left or path.is_file():
             raise OutputError(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
 
