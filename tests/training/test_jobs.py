@@ -102,7 +102,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
         run(tmp_path / "file" / "r")
 
 
-def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
+def test_a_resumed_run_must_be_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "r", watch=stop_at(3))
     for how, words in [
         ({"recipe": tiny(lr=1.0)}, "another recipe .lr 0.001, not 1.0"),
@@ -120,6 +120,7 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     assert stored["same"]["config"]["format"] == 1
     stored["same"]["config"] = ViTConfig.from_dict(stored["same"]["config"]).to_dict(whole=True)
     file.write_text(json.dumps(stored), encoding="utf-8")
+    monkeypatch.setattr("vitkit.training.run_folder._copied_info", lambda state: None)
     # and what was not given is remembered
     from vitkit.jobs.train import train
 
