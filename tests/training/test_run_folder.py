@@ -121,7 +121,7 @@ def test_no_intact_state_is_told(cut: Path) -> None:
 def test_a_state_of_an_older_version_is_told(tmp_path: Path) -> None:
     save_file({"model/a": torch.zeros(1)}, tmp_path / "a.safetensors", {"progress": "{}"})
     with pytest.raises(CheckpointError, match="older version"):
-        Header.open(tmp_path / "a.safetensors")
+        Header.of(tmp_path / "a.safetensors")
 
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:

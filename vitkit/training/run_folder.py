@@ -86,7 +86,7 @@ class Header:
         self.tensor_sum = tensor_sum
 
     @classmethod
-    def open(cls, path: Path) -> Header:
+    def of(cls, path: Path) -> Header:
         """Read the header of a state file without its tensors, and without torch.
 
         Raises:
@@ -347,7 +347,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 def _copied_info(state: Path) -> dict[str, Any] | None:
     """Return the copy of run.json in a state, or None if it is damaged."""
     try:
-        return Header.open(state).values.get("run")
+        return Header.of(state).values.get("run")
     except CheckpointError:
         return None
 

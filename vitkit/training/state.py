@@ -121,7 +121,7 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
         CheckpointError: the file was written by another version.
         TensorMismatch: it belongs to another model.
     """
-    header = Header.open(path)
+    header = Header.of(path)
     try:
         tensors, _ = containers.read(path)
     except CheckpointError as error:
