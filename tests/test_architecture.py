@@ -99,7 +99,7 @@ OWNERS: dict[str, set[str]] = {
     "jinja2": {"reports"},
     "accelerate": {"runtime.py"},
     "typer": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "jobs"},
     "huggingface_hub": {"checkpoints"},
     "safetensors": {"checkpoints"},
     "sklearn": {"data", "features", "jobs"},

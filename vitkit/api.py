@@ -11,6 +11,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +228,7 @@ def train(
     recipe: str | Recipe | None = None,
     resume: bool = False,
     report: bool = True,
+    progress: bool = True,
     watch: Callable[[dict[str, Any]], None] | None = None,
     **how: Any,
 ) -> Run:
@@ -242,6 +244,8 @@ def train(
         recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
         resume: whether to resume the run at `out`.
         report: whether to write report.html into the run folder, as the command does (default: True).
+        progress: whether to print the progress: a bar on a terminal, plain lines elsewhere, and one line per epoch
+            (default: True).
         watch: called with every event: a dictionary with `event`, `step` and the metrics.
         how: `image_size`, `accumulate`, and any field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed,
             workers, device, precision, ...).
@@ -252,13 +256,15 @@ def train(
     Example:
         >>> import vitkit
         >>> model = vitkit.paper.ViT(8, 1, 2, 1, 16, 32, 2, num_classes=10)
-        >>> run = vitkit.train("digits", "run", model=model, recipe="digits", steps=3, workers=0, report=False)
+        >>> run = vitkit.train("digits", "run", model=model, recipe="digits", steps=3, progress=False)
         >>> sorted(run.results)
         ['test_acc', 'test_loss', 'train_acc', 'train_loss']
     """
     from vitkit.errors import InputError, nearest
     from vitkit.jobs import train as job
     from vitkit.jobs.report import try_report
+    from vitkit.jobs.watch import Watch
+    from vitkit.jobs.watch import summary as describe_run
     from vitkit.results import Run
     from vitkit.training.recipe import Recipe
     from vitkit.training.settings import Settings
@@ -288,7 +294,17 @@ def train(
         )
     for note in ready.notes if ready.runtime.main else ():
         log.warning("%s", note)
-    folder, _ = job.start(ready, watch)
+    shown = Watch() if progress and ready.runtime.main else None
+
+    def hear(event: dict[str, Any]) -> None:
+        for listener in (shown, watch):
+            if listener is not None:
+                listener(event)
+
+    with shown or nullcontext():
+        if shown is not None:
+            shown.say(describe_run(ready.info))
+        folder, _ = job.start(ready, hear)
     if isinstance(model, nn.Module):
         copy_weights(ready.model.cpu(), model)
     if report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +32,17 @@ class Run(Plotted):
     def results(self) -> dict[str, list[float]]:
         """Loss and accuracy per epoch, as the lessons keep them: train_loss, train_acc, test_loss, test_acc.
 
-        The `test` values are those of the validation part, of the last weights; an epoch in which nothing was measured
-        is left out.
+        The `test` values are those of the validation part, with the weights at the end of the epoch; without such a
+        part they are empty. A run of many epochs is measured every few epochs.
         """
-        found: dict[str, dict[int, tuple[float, float]]] = {"train": {}, "val": {}}
-        sums: dict[int, list[float]] = {}
-        steps = self.info["steps"]
-        epochs = max(1, round(steps * self.info["recipe"]["batch_size"] / self.info["data"]["train"]))
-        for row in self.folder.metrics():
-            epoch = max(1, math.ceil(row.get("step", 0) * epochs / steps))
-            if row.get("event") == "train":
-                total = sums.setdefault(epoch, [0.0, 0.0, 0.0])
-                total[0] += row["loss"]
-                total[1] += row["accuracy"]
-                total[2] += 1
-                found["train"][epoch] = (total[0] / total[2], total[1] / total[2])
-            elif row.get("event") == "val" and row.get("weights", "last") == "last":
-                found["val"][epoch] = (row["loss"], row["top1"])
+        rows = self.folder.metrics()
+        epochs = [row for row in rows if row.get("event") == "epoch"]
+        tested = [row for row in rows if row.get("event") == "val" and row.get("weights", "last") == "last"]
         return {
-            name: [found[part][epoch][i] for epoch in sorted(found[part])]
-            for part, names in NAMES.items()
-            for i, name in enumerate(names)
+            "train_loss": [row["loss"] for row in epochs],
+            "train_acc": [row["accuracy"] for row in epochs],
+            "test_loss": [row["loss"] for row in tested],
+            "test_acc": [row["top1"] for row in tested],
         }
 
     def curves(self) -> dict[str, tuple[list[int], list[float]]]:

@@ -18,13 +18,14 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small Vision Transformer on handwritten digits in a minute or two, and measure it."""
-    from vitkit.cli.watch import Watch
+    from vitkit.cli.text import console, printable
+    from vitkit.jobs.watch import Watch
 
     place = out if out is not None else free_place(Path("runs/demo"))
     print("Training a Vision Transformer from scratch on 1,797 handwritten digits; a tenth is held out for testing.")
     from vitkit.jobs.demo import demo as job
 
-    with Watch() as watch:
+    with Watch(console=console(), clean=printable) as watch:
         found = job(place, seed=seed, epochs=epochs, watch=watch)
     if found["stopped"]:
         print(f"stopped; everything is saved. Resume with: vitkit train --out {place} --resume")

@@ -64,9 +64,9 @@ def sweep(
     overrides: dict[str, Any],
 ) -> None:
     """Try several learning rates with a part of train held out, then train on all of it with the best (Table 4)."""
-    from vitkit.cli.text import print_table
-    from vitkit.cli.watch import Watch
+    from vitkit.cli.text import console, print_table, printable
     from vitkit.errors import ConfigError
+    from vitkit.jobs.watch import Watch
 
     try:
         tried = [float(word) for word in lrs.split(",")] if lrs else None
@@ -76,7 +76,7 @@ def sweep(
 
     from vitkit.jobs.sweep import sweep as job
 
-    with Watch() as watch:
+    with Watch(console=console(), clean=printable) as watch:
         found = job(
             data,
             out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -202,6 +203,8 @@ def train(
         "trackers": None if not tracker else tuple(name for name in tracker if name != "none"),
     }
     size = parse_size(image_size)
+    if not dry_run and os.environ.get("RANK", "0") == "0":  # importing torch and scanning a large folder take a while
+        print(f"preparing {'to resume ' if resume else ''}{out}", flush=True)
 
     from vitkit.jobs.train import prepare
 
@@ -232,14 +235,15 @@ def train(
 
 def carry_out(ready: Any, report: bool = True) -> None:
     """Carry out a prepared run and show its progress. Ctrl-C saves it, says how to resume, and exits with code 130."""
-    from vitkit.cli.watch import Watch
+    from vitkit.cli.text import console, printable
     from vitkit.jobs.train import start
+    from vitkit.jobs.watch import Watch, summary
 
     main = ready.runtime.main
     for note in ready.notes if main else ():
         print(f"note: {note}", file=sys.stderr)
     if main:
-        with Watch() as watch:
+        with Watch(console=console(), clean=printable) as watch:
             watch.say(summary(ready.info))
             run, outcome = start(ready, watch)
     else:
@@ -262,18 +266,6 @@ def carry_out(ready: Any, report: bool = True) -> None:
         from vitkit.jobs.report import try_report
 
         print(try_report(run.path))
-
-
-def summary(info: dict[str, Any]) -> str:
-    """Return one line about a run: the model, the data, the steps and the device."""
-    data = info["data"]
-    return (
-        f"{info['recipe_name']}: {info['model'] or info['weights'] or 'its own model'}, "
-        f"{info['trained']:,} parameters, on {data['train']:,} images of {len(data['classes'])} classes "
-        f"({data['val']:,} for validation), {info['steps']:,} steps of {info['recipe']['batch_size']}, "
-        f"{info['settings']['precision']} on {info['device']}"
-        + (f" x {info['processes']}" if info["processes"] > 1 else "")
-    )
 
 
 def show_plan(plan: dict[str, Any]) -> None:

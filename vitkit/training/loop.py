@@ -38,7 +38,7 @@ from vitkit.training.state import TrainingState
 
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
-MOST_VALIDATIONS = 50  # per run, unless the user says how often
+MOST_VALIDATIONS = 50  # per run, unless the user says how often; a longer run skips whole epochs
 LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
 
 
@@ -123,9 +123,7 @@ class Loop:
         self.loss = LOSSES[recipe.loss]
         self.progress = TrainingState()
         self.trackers: Trackers | None = None
-        epoch = max(1, round(len(train) / recipe.batch_size))
-        self.evaluate_every = settings.evaluate_every or max(epoch, -(-self.total // MOST_VALIDATIONS))
-        self.save_every = settings.save_every or self.evaluate_every
+        self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
 
     def resume(self) -> int:
         """Restore the run's newest intact state, if any; return its step.
@@ -174,7 +172,7 @@ class Loop:
         Raises:
             Diverged: the loss or its gradient became NaN or infinite. Everything saved before is kept.
         """
-        began = time.perf_counter()
+        began = self.epoch_began = time.perf_counter()
         start, settings = self.progress.step, self.settings
         if self.runtime.main:
             self.trackers = Trackers(settings.trackers, self.run, start)
@@ -196,7 +194,9 @@ class Loop:
         interrupted, clock = False, Clock(self.recipe.batch_size)
         with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
-                self.watch({"event": "start", "step": start, "total": self.total})
+                images = self.recipe.batch_size
+                epochs = self._finished(self.total)
+                self.watch({"event": "start", "step": start, "total": self.total, "images": images, "epochs": epochs})
             if self.trackers is not None and self.trackers.missing:
                 self._note("TensorBoard is not installed, so no events are written: pip install tensorboard")
             try:
@@ -237,7 +237,6 @@ class Loop:
         self.runtime.step(self.optimizer)
         if self.average is not None:
             self.average.update()
-        window = self.progress.window
         for name, value in (
             ("loss", total[0]),
             ("correct", total[1]),
@@ -245,7 +244,8 @@ class Loop:
             ("norm", total[3] if math.isfinite(total[3]) else 0.0),
             ("steps", 1.0),
         ):
-            window[name] = window.get(name, 0.0) + value
+            for sums_of in (self.progress.window, self.progress.epoch):
+                sums_of[name] = sums_of.get(name, 0.0) + value
         return bool(total[2])
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -278,14 +278,22 @@ class Loop:
     def _after(self, step: int, clock: Clock, interrupted: bool) -> None:
         """Log, validate and save as is due once `step` updates are done."""
         end, new_best = step == self.total, False
+        sums, lr = self.progress.epoch, self.recipe.lr_at(step - 1, self.total)
+        so_far = {"loss": sums["loss"] / sums["images"], "accuracy": sums["correct"] / sums["images"]}
         if self.runtime.main:
-            self.watch({"event": "step", "step": step, "total": self.total})
+            self.watch({"event": "step", "step": step, "total": self.total, **so_far, "lr": lr})
         if step % self.settings.log_every == 0 or end:
             self._log_training(step, clock)
-        if self.val is not None and (step % self.evaluate_every == 0 or end):
+        due = self._validation_is_due(step)
+        if due:
             with clock.excluded():
-                new_best = self._validate(step)
-        if step % self.save_every == 0 or end or interrupted or new_best:
+                new_best = self.val is not None and self._validate(step)
+            now = time.perf_counter()
+            seconds = {"seconds": now - self.epoch_began}
+            self._log({"event": "epoch", "step": step, "epoch": self._finished(step), **so_far, "time": seconds})
+            self.progress.epoch, self.epoch_began = {}, now
+        save_every = self.settings.save_every
+        if (step % save_every == 0 if save_every else due) or end or interrupted or new_best:
             with clock.excluded():
                 self._save()
 
@@ -296,7 +304,7 @@ class Loop:
             {
                 "event": "train",
                 "step": step,
-                "epoch": round(step * self.recipe.batch_size / len(self.train), 3),
+                "epoch": self._epochs(step),
                 "loss": window["loss"] / images,
                 "accuracy": window["correct"] / images,
                 "gradient": window["norm"] / steps,
@@ -304,6 +312,24 @@ class Loop:
                 "time": clock.read(int(steps)),
             }
         )
+
+    def _validation_is_due(self, step: int) -> bool:
+        """Whether an epoch ends with this step (in a long run, a group of epochs), or the user asked for it."""
+        if every := self.settings.evaluate_every:
+            return step == self.total or step % every == 0
+        images, group = self.recipe.batch_size, len(self.train) * self.epochs_between
+        return step == self.total or step * images // group > (step - 1) * images // group
+
+    def _epochs(self, step: int) -> float:
+        """Passes over the training data after `step` updates."""
+        return round(step * self.recipe.batch_size / len(self.train), 3)
+
+    def _finished(self, step: int) -> float:
+        """Epochs that are finished after `step` updates, for people: the last update may reach into the next one."""
+        if step == self.total:
+            return self.recipe.epochs or round(self._epochs(step), 1)
+        exact = self._epochs(step)
+        return math.floor(10 * exact) / 10 if self.settings.evaluate_every else math.floor(exact)
 
     def _validate(self, step: int) -> bool:
         """Validate the weights, and their average if there is one; return whether one of them is a new best.
@@ -313,6 +339,8 @@ class Loop:
         """
         assert self.val is not None
         progress, new_best = self.progress, False
+        if self.runtime.main:
+            self.watch({"event": "validating", "step": step})
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
             with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():

@@ -40,6 +40,7 @@ class TrainingState:
         best_weights: the weights that reached it: `last` or `ema`.
         logged: size of metrics.jsonl in bytes at this step.
         window: sums since the last line of training metrics.
+        epoch: the same sums since the last line about an epoch.
         skipped: unreadable images that were skipped and reported: name -> reason.
         scaler: state of fp16's loss scaler.
     """
@@ -51,6 +52,7 @@ class TrainingState:
     best_weights: str = "last"
     logged: int = 0
     window: dict[str, float] = field(default_factory=dict)
+    epoch: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
 
