@@ -32,10 +32,15 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+LONGEST = 1500  # characters of a message
 
 
 class VitkitError(Exception):
     """Base class of all errors that a user can cause. `str(error)` is a sentence to show to the user."""
+
+    def __str__(self) -> str:
+        text = super().__str__()  # which may quote a file, and a file may hold a name of 100 kB
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
 
 
 class ConfigError(VitkitError, ValueError):

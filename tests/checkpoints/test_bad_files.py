@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
-from vitkit.checkpoints import atomic, containers, load, open_checkpoint, save, to_dialect
+from vitkit.checkpoints import atomic, containers, load, open_checkpoint, save, sidecar, to_dialect
 from vitkit.checkpoints.atomic import staging
 from vitkit.errors import (
     CheckpointError,
@@ -430,3 +430,160 @@ def test_unused_tensors_are_said(tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "a.pth")
     assert opened.unused == ["mask_token"]
     assert any("mask_token" in note for note in opened.notes)
+
+
+# Files that would take for ever, or all memory
+
+
+def changed_native(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> Path:
+    """A native file whose description was changed by hand."""
+    from safetensors.torch import save_file
+
+    tensors, metadata = containers.read(save(tiny.model(), folder / "a.safetensors"))
+    values = json.loads(metadata["vitkit"])
+    values["config"] |= config
+    values["input_spec"] |= spec
+    save_file({n: t.clone() for n, t in tensors.items()}, folder / "b.safetensors", {"vitkit": json.dumps(values)})
+    return folder / "b.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "what"),
+    [
+        ({"num_hidden_layers": 10**6}, {}, "num_hidden_layers must be at most 10,000; got 1000000"),
+        ({"num_hidden_layers": 9999}, {}, "Expected 9,999 blocks.*the file holds 32 tensors"),
+        ({"hidden_size": 10**9}, {}, "hidden_size must be at most"),
+        ({"hidden_size": 10**9 + 7}, {}, "hidden_size must be at most"),
+        ({"num_channels": 10**9}, {}, "num_channels must be at most"),
+        ({"num_attention_heads": 10**400}, {}, "num_attention_heads must be at most"),
+        ({"image_size": 3_200_000}, {}, "image_size must be at most 16,384"),
+        ({}, {"size": [3_200_000, 3_200_000]}, "size must be at most 16,384"),
+        ({"qkv_bias": "yes"}, {}, "qkv_bias must be True or False; got 'yes'"),
+        ({"pruned_heads": [["x", [0]]]}, {}, "pruned_heads must map layers to lists of heads"),
+        ({}, {"class_names": [1, 2, 3, 4, 5]}, "class_names must be text; got 1"),
+        ({}, {"mean": 5}, "mean must be a list; got 5"),
+    ],
+)
+def test_numbers_that_no_model_has(config: dict[str, Any], spec: dict[str, Any], what: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=what) as caught:
+        load(changed_native(tmp_path, config, spec))
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "what"),
+    [
+        ("config.json", {"num_hidden_layers": 10**6}, "num_hidden_layers must be at most"),
+        ("config.json", {"hidden_size": 10**9 + 7}, "hidden_size must be at most"),
+        ("config.json", {"num_channels": 10**9}, "num_channels must be at most"),
+        ("config.json", {"image_size": "x" * 100_000}, "image_size must be a number of pixels"),
+        ("config.json", {"image_size": [1, 2, 3]}, "image_size must be a number of pixels"),
+        ("config.json", {"patch_size": "x" * 100_000}, "patch_size must be a whole number"),
+        ("config.json", {"patch_size": 0}, "patch_size must be a whole number"),
+        ("config.json", {"hidden_act": []}, "hidden_act to be one of"),
+        ("config.json", {"pruned_heads": "abc"}, "pruned_heads must map layers"),
+        ("config.json", {"pruned_heads": {"x": [0]}}, "pruned_heads must map layers"),
+        ("config.json", {"model_type": "dinov2", "mlp_ratio": 1e308}, "cannot be understood"),
+        ("preprocessor_config.json", {"size": {"height": 3_200_000, "width": 3_200_000}}, "at most 16,384"),
+        ("preprocessor_config.json", {"do_center_crop": True, "crop_size": 1e308, "size": 1e308}, "whole number|under"),
+        ("preprocessor_config.json", {"do_center_crop": True, "crop_size": 224, "size": [1]}, "cannot be understood"),
+    ],
+)
+def test_wrong_values_in_json(file: str, change: dict[str, Any], what: str, tmp_path: Path) -> None:
+    save(tiny.model(), tmp_path / "hf", "huggingface")
+    values = json.loads((tmp_path / "hf" / file).read_text(encoding="utf-8"))
+    (tmp_path / "hf" / file).write_text(json.dumps(values | change), encoding="utf-8")
+    with pytest.raises(VitkitError, match=what) as caught:
+        load(tmp_path / "hf")
+    assert len(str(caught.value)) < 300
+
+
+def test_nested_json(tmp_path: Path) -> None:
+    save(tiny.model(), tmp_path / "hf", "huggingface")
+    for deep in ("[" * 100_000, '{"a":' * 100_000):
+        (tmp_path / "hf" / "config.json").write_text(deep, encoding="utf-8")
+        with pytest.raises(UnreadableFile, match=r"config\.json is not valid JSON"):
+            load(tmp_path / "hf")
+    index = shards(tmp_path / "s")
+    index.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(UnreadableFile, match="not the index"):
+        load(index)
+    weights = save(tiny.model(), tmp_path / "t.pth", "timm")
+    sidecar.place(weights).write_text("[" * 100_000, encoding="utf-8")
+    assert any("it is ignored" in note for note in open_checkpoint(weights, num_attention_heads=4).notes)
+
+
+def test_an_index_that_names_an_index(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    for name in (index.name, "other.index.json"):
+        index.write_text(json.dumps({"weight_map": {"a": name}}), encoding="utf-8")
+        with pytest.raises(UnreadableFile, match=f"it names an index, '{name}'"):
+            load(tmp_path)
+
+
+def test_a_pickle_that_contains_itself(tmp_path: Path) -> None:
+    itself: dict[str, Any] = {}
+    itself["model"] = itself
+    torch.save(itself, tmp_path / "a.pth")
+    with pytest.raises(TensorMismatch, match="Expected a state dict"):
+        load(tmp_path / "a.pth")
+    itself["student"] = {"a": torch.zeros(1)}
+    torch.save(itself, tmp_path / "a.pth")
+    with pytest.raises(TensorMismatch, match="a dictionary that contains itself"):
+        load(tmp_path / "a.pth")
+    assert load_student(tmp_path / "a.pth") == ["a"]
+
+
+def load_student(path: Path) -> list[str]:
+    return list(containers.read(path, key="student")[0])
+
+
+def test_a_deep_pickle(tmp_path: Path) -> None:
+    deep = pickle.dumps({}, 2)
+    # {"model": {"model": ... {}}}, written by hand because pickle itself would recurse
+    body = b"\x80\x02" + b"}U\x05model" * 3000 + deep[2:-1] + b"s" * 3000 + b"."
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as archive:
+        archive.writestr("a/data.pkl", body)
+        archive.writestr("a/version", b"3\n")
+        archive.writestr("a/byteorder", b"little")
+    with pytest.raises(CheckpointError, match="Expected a state dict"):
+        load(tmp_path / "a.pth")
+
+
+def test_a_decompression_bomb(tmp_path: Path) -> None:
+    size = 2 * 2**30
+    head = (
+        np.lib.format.magic(1, 0)
+        + b"\x76\x00"
+        + b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % (size // 4)
+    )
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("embedding/kernel.npy", "w", force_zip64=True) as file,
+    ):
+        file.write(head.ljust(127) + b"\n")
+        for _ in range(size // 2**24):
+            file.write(bytes(2**24))
+    with pytest.raises(UnreadableFile, match=r"would grow from [\d,]+ bytes to 2,147,\d+,\d+ when decompressed"):
+        load(tmp_path / "a.npz")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_only_regular_files_of_weights(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pipe.safetensors"}}')
+    with pytest.raises(UnreadableFile, match=r"pipe\.safetensors is not a regular file"):
+        load(tmp_path)
+
+
+def test_long_names_make_short_messages(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({f"{n}{'x' * 90_000}": torch.zeros(1) for n in range(4)}, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "a.safetensors")
+    assert len(str(caught.value)) < 1600
+    tensors = {name: t.clone() for name, t in to_dialect(tiny.model(), "timm").items()}
+    torch.save({**tensors, f"blocks.{'9' * 5000}.norm1.bias": torch.zeros(32)}, tmp_path / "a.pth")
+    with pytest.raises(TensorMismatch, match="blocks are missing"):
+        load(tmp_path / "a.pth", num_attention_heads=4)

@@ -10,6 +10,7 @@ import errno
 import json
 import pickle
 import re
+import stat
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Mapping
@@ -29,6 +30,8 @@ NESTED = (
     *("teacher", "state_dict_ema", "model_ema", "ema"),
     *("model", "state_dict", "model_state_dict", "model_state", "module", "params", "net", "student"),
 )
+# A zip file may decompress to INFLATED bytes, or to INFLATES times its own size; weights hardly compress at all.
+INFLATED, INFLATES = 2**30, 20
 # What files that are not weights begin with.
 IMPOSTORS = {
     b"version https://git-lfs": "is a Git LFS pointer, not the weights: run `git lfs pull`",
@@ -56,10 +59,12 @@ def read(
         UnsafeFile: holds more than tensors.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would wait for ever
+            raise UnreadableFile(f"Expected a file of weights; {path} is not a regular file.")
         with open(path, "rb") as file:
             start = file.read(64)
-    except OSError as error:
-        raise UnreadableFile(f"Could not open {path}: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise UnreadableFile(f"Could not open {path}: {getattr(error, 'strerror', None) or error}.") from None
     if path.name.endswith(".index.json"):
         return _read_shards(path, only)
     notes = [] if notes is None else notes
@@ -87,18 +92,30 @@ def _read_safetensors(path: Path, only: Collection[str] | None) -> tuple[dict[st
         ) from None
 
 
-def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a sharded file; its index names the shard of each tensor."""
+def read_index(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Read the index of a sharded checkpoint: the file of each tensor, and the files, all in the index's own folder.
+
+    Raises:
+        UnreadableFile: it is not an index, or names something else than files of weights next to it.
+    """
     try:
         places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(places.values()))
         outside = [shard for shard in shards if Path(shard).name != shard]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UnreadableFile(f"{path} is not the index of a sharded checkpoint (it has no weight_map).") from None
     if outside:
         raise UnreadableFile(
             f"{path} refers to {outside[0]!r}, which is outside its own folder; such paths are not followed."
         )
+    if indices := [shard for shard in shards if shard.endswith(".index.json")]:
+        raise UnreadableFile(f"{path} must name files of weights; it names an index, {indices[0]!r}.")
+    return places, shards
+
+
+def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a sharded file; its index names the shard of each tensor."""
+    places, shards = read_index(path)
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         tensors |= read(path.parent / shard, only)[0]
@@ -110,9 +127,14 @@ def _read_shards(path: Path, only: Collection[str] | None) -> tuple[dict[str, Te
 def _read_zip(path: Path, key: str | None, notes: list[str]) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            names, inflated = archive.namelist(), sum(entry.file_size for entry in archive.infolist())
     except Exception as error:  # damaged bytes fail in many ways
         raise UnreadableFile(f"{path} is truncated or damaged ({_short(error)}); download or copy it again.") from None
+    if inflated > max(INFLATED, INFLATES * path.stat().st_size):
+        raise UnreadableFile(
+            f"{path} would grow from {path.stat().st_size:,} bytes to {inflated:,} when decompressed, as no weights do "
+            f"(a decompression bomb?); it was not read. Save the arrays without compression if they are yours."
+        )
     if any(name.endswith(".npy") for name in names):
         return _read_npz(path)
     if any(name.endswith("/constants.pkl") for name in names):
@@ -180,9 +202,13 @@ def unwrap(saved: Any, path: Path, key: str | None, notes: list[str]) -> dict[st
     Raises:
         TensorMismatch: no tensors, or values of another kind among them.
     """
+    passed = set[int]()
     while isinstance(saved, Mapping) and not any(isinstance(value, Tensor) for value in saved.values()):
         holding = [str(name) for name, value in saved.items() if _holds_tensors(value)]
         known = [name for name in NESTED if name in holding]
+        if id(saved) in passed:
+            raise TensorMismatch(f"Expected a state dict; {path} holds a dictionary that contains itself.")
+        passed.add(id(saved))
         chosen = key or next(iter(known), None)
         if chosen not in holding:
             raise TensorMismatch(
@@ -196,7 +222,7 @@ def unwrap(saved: Any, path: Path, key: str | None, notes: list[str]) -> dict[st
             )
         else:
             notes.append(f"The weights are those under {chosen!r} in the file.")
-        saved, key = saved[chosen], None
+        saved, key = next(value for name, value in saved.items() if str(name) == chosen), None
     if key is not None:
         raise TensorMismatch(f"{path} holds its tensors at the top level, not under {key!r}; leave key= (--key) out.")
     if not isinstance(saved, Mapping):
@@ -209,7 +235,16 @@ def unwrap(saved: Any, path: Path, key: str | None, notes: list[str]) -> dict[st
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(isinstance(v, Tensor) or _holds_tensors(v) for v in value.values())
+    """Whether tensors are anywhere in nested dictionaries, which may be deep, and may contain themselves."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Tensor):
+            return value is not one
+        if isinstance(one, Mapping) and id(one) not in seen:
+            seen.add(id(one))
+            left.extend(one.values())
+    return False
 
 
 def _kind(saved: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitkit.checkpoints import architectures
 from vitkit.errors import CannotExpress, UnreadableFile
+from vitkit.model.checks import brief
 from vitkit.model.config import InputSpec, ViTConfig
 
 SAME = (
@@ -86,8 +87,8 @@ def read_json(
         if "architecture" in config:
             return _read_timm(config, notes)
         return _read_transformers(config, preprocessor)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UnreadableFile(f"config.json cannot be understood ({error!r}); correct or remove it.") from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+        raise UnreadableFile(f"config.json cannot be understood ({brief(error)}); correct or remove it.") from None
 
 
 def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None) -> tuple[Fields, Fields]:
@@ -106,11 +107,11 @@ def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any
 def read_config(values: Mapping[str, Any]) -> Fields:
     """Return the fields of ViTConfig that transformers' config.json states."""
     fields = {name: values[name] for name in SAME if values.get(name) is not None}
-    if act := values.get("hidden_act"):
-        if act not in ACTIVATIONS:
+    if (act := values.get("hidden_act")) is not None:
+        if not isinstance(act, str) or act not in ACTIVATIONS:
             raise CannotExpress(
-                f"Expected hidden_act to be one of {', '.join(ACTIVATIONS)}; config.json has {act!r}, which vitkit "
-                f"does not support."
+                f"Expected hidden_act to be one of {', '.join(ACTIVATIONS)}; config.json has {brief(act)}, which "
+                f"vitkit does not support."
             )
         fields["hidden_act"] = ACTIVATIONS[act]
     if values.get("pooler_act", "tanh") != "tanh":
@@ -224,9 +225,9 @@ def read_preprocessor(values: Mapping[str, Any]) -> Fields:
         elif size:
             edge = int(size["shortest_edge"])
             spec |= {"resize": "crop", "crop": 1.0, "size": (edge, edge)}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnreadableFile(
-            f"preprocessor_config.json cannot be understood ({error!r}); correct or remove it."
+            f"preprocessor_config.json cannot be understood ({brief(error)}); correct or remove it."
         ) from None
     return spec
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from vitkit.checkpoints.containers import read_index
 from vitkit.errors import HubError, MissingDependency
 
 SMALL = ("config.json", "preprocessor_config.json")
@@ -67,7 +67,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         for file in (*SMALL, README):
             get(file)
         if weights.name.endswith(".index.json"):
-            for shard in sorted(set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())):
+            for shard in read_index(weights)[1]:
                 if get(shard) is None:
                     raise HubError(_by_hand(name, revision, f"is incomplete in the cache (it lacks {shard})"))
         return weights

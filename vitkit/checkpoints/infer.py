@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitkit.checkpoints.rules import Dialect
 from vitkit.errors import CannotExpress, ConfigError, TensorMismatch
+from vitkit.model import checks
 from vitkit.model.checks import pair
 from vitkit.model.config import NUMERICS, SHAPES, ViTConfig
 
@@ -46,7 +47,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
             f"Expected square patches; this checkpoint has patches of {P} x {other} pixels, which vitkit does not "
             f"support."
         )
-    L = 1 + max((int(m[1]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+    L = 1 + max((int(m[1][:9]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
     if len(state) < L:
         raise TensorMismatch(f"The file names block {L - 1} but holds only {len(state)} tensors; blocks are missing.")
     head = state.get("head.weight")
@@ -74,6 +75,9 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
             f"give num_classes= to replace the head, or correct the JSON file."
         )
     fields |= {name: value for name, value in stated.items() if value is not None}
+    checks.whole("patch_size", fields["patch_size"], 1)  # the next lines compute with these two
+    if "image_size" in fields:
+        fields["image_size"] = checks.size("image_size", fields["image_size"])
     if "num_attention_heads" not in fields:
         fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(fields, notes)
     if "image_size" not in stated or _whole_patches(fields, given):

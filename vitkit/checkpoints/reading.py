@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from vitkit.checkpoints.licence import licence_of
 from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
 from vitkit.errors import ConfigError, TensorMismatch, nearest, pick
+from vitkit.model import checks
 from vitkit.model.config import NUMERICS, InputSpec, ViTConfig, variant_of
 from vitkit.model.vit import ViT
 
@@ -132,6 +134,12 @@ def build(
         dtype = found
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype must be a floating-point type, such as float32 or bfloat16; got {dtype}.")
+    depth = checkpoint.config.num_hidden_layers
+    if depth > len(checkpoint.state):  # said before as many blocks are built
+        raise TensorMismatch(
+            f"Expected {depth:,} blocks, as the configuration states; the file holds {len(checkpoint.state)} tensors. "
+            f"The file and its configuration do not belong together."
+        )
     model = skeleton(checkpoint.config)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     check(checkpoint.state, expected, checkpoint.dialect)
@@ -332,6 +340,8 @@ def _input_spec(config: ViTConfig, fields: Fields) -> InputSpec:
             fields[name] = (fields[name],) * config.num_channels
         elif len(fields[name]) != config.num_channels:
             # statistics of other channels: use their mean for each channel
+            for value in fields[name] or ("nothing",):
+                checks.number(name, value, -math.inf)
             fields[name] = (round(sum(fields[name]) / len(fields[name]), 6),) * config.num_channels
             fields["channels"] = base.channels
     return InputSpec(**fields).check(config)

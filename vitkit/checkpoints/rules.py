@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CannotExpress, TensorMismatch
+from vitkit.model.checks import brief
 from vitkit.model.config import ViTConfig
 
 Tensors = dict[str, Tensor]
@@ -320,4 +321,4 @@ def _blocks(template: str, names: AbstractSet[str] | Mapping[str, Tensor]) -> li
 def few(names: Sequence[str], count: int = 4) -> str:
     """List the first names, and say how many more there are."""
     more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(repr(name) for name in names[:count]) + more
+    return ", ".join(brief(name) for name in names[:count]) + more

@@ -45,7 +45,7 @@ def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str], str] | 
         raise UnreadableFile(
             f"Expected weights that this version of vitkit can describe; {error} A newer vitkit may have written them."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -133,7 +133,7 @@ def with_json(weights: Path, label: str) -> Files:
     for path in (weights.parent / name for name in hub.SMALL):
         try:
             values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise UnreadableFile(f"{path} is not valid JSON ({error}); correct or remove it.") from None
         if values is not None and not isinstance(values, dict):
             raise UnreadableFile(f"{path} is not a JSON object; correct or remove it.")

@@ -152,6 +152,15 @@ def orientation(image: Image.Image) -> int:
     return value if value in TURNED else 1
 
 
+def count_frames(image: Image.Image) -> int:
+    """Return the number of frames or pages; 1 if the file is damaged behind the first, which is all that is read."""
+    try:
+        with _quiet():
+            return int(getattr(image, "n_frames", 1))
+    except Exception:
+        return 1
+
+
 def eight_bit(image: Image.Image, name: str) -> Image.Image:
     """Convert a decoded image to 8 bits and one of the READY modes, by the rules above."""
     mode = image.mode

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.data.base import Source
-from vitkit.data.decode import damage, decode, header, orientation
+from vitkit.data.decode import count_frames, damage, decode, header, orientation
 from vitkit.data.files import FORMATS
 from vitkit.data.near import close_hashes, groups, perceptual_hash
 from vitkit.data.sources import open_splits, parse
@@ -389,7 +389,7 @@ def describe(raw: bytes, name: str) -> tuple[list[str], str]:
         notes.append("palette: converted to RGB")
     elif image.mode in ("RGBA", "LA", "PA"):
         notes.append("transparency: the alpha channel is dropped")
-    if (frames := getattr(image, "n_frames", 1)) > 1:
+    if (frames := count_frames(image)) > 1:
         notes.append(f"animated or multi-page: only the first of {frames} frames is used")
     if (turn := orientation(image)) != 1:
         notes.append(f"EXIF-rotated: orientation {turn} is applied")

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Any, get_args
 
 from vitkit.errors import ConfigError, InputError, nearest
 
 Indices = int | Iterable[int] | None
+
+# The largest values that a configuration may have: far above every published model, and low enough that nothing takes
+# for ever, or more memory than there is, before a configuration is compared with the tensors of its file.
+LIMITS = {
+    "hidden_size": 2**16,
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 2**16,
+    "intermediate_size": 2**20,
+    "patch_size": 2**12,
+    "num_channels": 2**12,
+    "num_classes": 2**24,
+    "num_register_tokens": 2**16,
+    "image_size": 2**14,
+    "size": 2**14,
+}
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxlong = 100
+_brief.maxother = 120
+
+
+def brief(value: object) -> str:
+    """Return a value as Python writes it, cut if it is long: a file may hold anything."""
+    return _brief.repr(value)
 
 
 def pair(size: int | Iterable[int]) -> tuple[int, int]:
@@ -23,7 +48,7 @@ def one_of(name: str, value: object, allowed: Any) -> None:
     """Raise unless the value is one of the words of the Literal `allowed`."""
     if value not in get_args(allowed):
         hint = nearest(str(value), list(get_args(allowed)))
-        raise ConfigError(f"{name} must be one of {', '.join(get_args(allowed))}; got {value!r}{hint or '.'}")
+        raise ConfigError(f"{name} must be one of {', '.join(get_args(allowed))}; got {brief(value)}{hint or '.'}")
 
 
 def some_of(name: str, values: object, allowed: Any) -> tuple[Any, ...]:
@@ -36,24 +61,34 @@ def some_of(name: str, values: object, allowed: Any) -> tuple[Any, ...]:
 
 
 def whole(name: str, value: object, least: int) -> None:
-    """Raise unless the value is an integer of at least `least`."""
+    """Raise unless the value is an integer of at least `least`, and at most that of LIMITS."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+        raise ConfigError(f"{name} must be a whole number of at least {least}; got {brief(value)}.")
+    if value > LIMITS.get(name, value):
+        raise ConfigError(f"{name} must be at most {LIMITS[name]:,}; got {brief(value)}.")
+
+
+def flags(config: Any) -> None:
+    """Raise unless every field of a dataclass that is declared as a bool holds one."""
+    for field in dataclasses.fields(config):
+        if field.type == "bool" and not isinstance(value := getattr(config, field.name), bool):
+            raise ConfigError(f"{field.name} must be True or False; got {brief(value)}.")
 
 
 def number(name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     """Raise unless the value is a finite number between `low` and `high`."""
-    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    real = isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
     if not real or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
-        span = f"{'over' if open_low else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-        raise ConfigError(f"{name} must be a finite number {span}; got {value!r}.")
+        span = f" {'over' if open_low else 'at least'} {low:g}" if low > -math.inf else ""
+        span += f" and at most {high:g}" if high < math.inf else ""
+        raise ConfigError(f"{name} must be a finite number{span}; got {brief(value)}.")
 
 
 def size(name: str, value: object) -> int | tuple[int, int]:
     """Check a size and normalise it: a number if square, else (height, width)."""
     sides = [value] if isinstance(value, int) else value
     if not isinstance(sides, list | tuple) or len(sides) not in (1, 2):
-        raise ConfigError(f"{name} must be a number of pixels or (height, width); got {value!r}.")
+        raise ConfigError(f"{name} must be a number of pixels or (height, width); got {brief(value)}.")
     for side in sides:
         whole(name, side, 1)
     return sides[0] if len(set(sides)) == 1 else (sides[0], sides[1])

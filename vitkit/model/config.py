@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
@@ -197,6 +197,7 @@ class ViTConfig:
     pool_intermediate_size: int | None = None
 
     def __post_init__(self) -> None:
+        checks.flags(self)
         for name in (
             "hidden_size",
             "num_hidden_layers",
@@ -293,7 +294,13 @@ class ViTConfig:
     def _checked_pruned_heads(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         given = self.pruned_heads.items() if isinstance(self.pruned_heads, Mapping) else self.pruned_heads
         result = {}
-        for layer, heads in ((int(layer), tuple(sorted({int(head) for head in heads}))) for layer, heads in given):
+        try:
+            numbers = [(int(layer), tuple(sorted({int(head) for head in heads}))) for layer, heads in given]
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"pruned_heads must map layers to lists of heads; got {checks.brief(self.pruned_heads)}."
+            ) from None
+        for layer, heads in numbers:
             if not 0 <= layer < self.num_hidden_layers:
                 raise ConfigError(
                     f"pruned_heads must name layers from 0 to {self.num_hidden_layers - 1}; got layer {layer}."
@@ -426,7 +433,11 @@ class InputSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair(checks.size("size", self.size)))
         for name in ("mean", "std", "class_names"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if not isinstance(values := getattr(self, name), Iterable) or isinstance(values, str):
+                raise ConfigError(f"{name} must be a list; got {checks.brief(values)}.")
+            object.__setattr__(self, name, tuple(values))
+        if odd := [name for name in self.class_names if not isinstance(name, str)]:
+            raise ConfigError(f"class_names must be text; got {checks.brief(odd[0])}.")
         checks.one_of("resize", self.resize, Resize)
         checks.one_of("interpolation", self.interpolation, Interpolation)
         checks.one_of("channels", self.channels, Channels)

@@ -85,7 +85,7 @@ class Card:
                 bool(values["any_size"]),
                 dict(values["words"]),
             )
-        except (ValueError, KeyError, TypeError, ConfigError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UnreadableFile(
                 f"Expected a file written by this version of `vitkit export`; {path} has no card that says how to "
                 f"preprocess images. Export the weights again."
