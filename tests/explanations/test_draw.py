@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -41,13 +43,17 @@ def test_unit_range_saturates_at_the_97th_percentile() -> None:
     np.testing.assert_allclose(draw.to_unit_range(values), expected, rtol=1e-6)
 
 
-def test_overlay_mixes_dimmed_gray_with_colour() -> None:
+def test_overlay_brightens_where_the_map_is_high() -> None:
     image = np.full((4, 8, 3), (90, 100, 110), np.uint8)
     found = draw.overlay(image, np.array([[0.0, 1.0]]))
-    gray = 100 * 0.6 + 15
-    assert found[0, 0].tolist() == [75, 75, 75]
-    assert found[0, -1].tolist() == [int(gray * 0.3 + 0.7 * c) for c in (252, 255, 164)]
-    assert draw.spotlight(image, np.array([[0.0, 1.0]]))[0, [0, -1]].tolist() == [[0, 0, 0], [90, 100, 110]]
+    assert found[0, 0].tolist() == [
+        int((0.8 * 100 + 0.2 * c) * 0.35 + 8) for c in (90, 100, 110)
+    ]  # dimmed, nearly gray
+    warm = np.array([mpl.colormaps["inferno"](0.95)[i] * 255 for i in range(3)])
+    np.testing.assert_allclose(found[0, -1], 0.55 * np.array((90, 100, 110)) + 0.45 * warm, atol=6)
+    half = draw.overlay(image, np.array([[0.5, 0.5]]), (0.0, 1.0))
+    assert (found[0, 0] < half[0, 0]).all()
+    assert (half[0, 0] == half[0, -1]).all()  # given limits, equal values look alike
 
 
 def test_points_start_at_layer_1() -> None:
@@ -89,10 +95,11 @@ def labels(name: str, kind: str = "plain") -> tuple[list[str], list[str], list[s
 
 def test_pictures_count_layers_and_heads_from_1() -> None:
     left, top, said = labels("attention")
-    assert left == ["layer 1", "layer 2", "layer 3"]
+    assert [line.split("\n")[0] for line in left] == ["layer 1", "layer 2", "layer 3"]
+    assert all(re.fullmatch(r"layer \d\n0 to \d+\.\d%\+", line) for line in left)  # each row says its scale
     assert top == ["head 1", "head 2", "head 3", "head 4"]
-    assert "Attention of the class token (Eq. 6)" in said
-    assert "Attention of the mean of the patches (Eq. 6)" in labels("attention", "mean pool")[2]
+    assert said[0].startswith("Attention of the class token (Eq. 6)\n")
+    assert labels("attention", "mean pool")[2][0].startswith("Attention of the mean of the patches (Eq. 6)\n")
     assert labels("positions")[0] == ["1", "2", "3", "4"]
 
 
@@ -161,8 +168,11 @@ def test_occlusion_covers_3_by_3_patches_of_a_large_grid() -> None:
 
 
 def test_reliability_is_compared_with_the_diagonal() -> None:
-    axis = draw.reliability([0.5, 0.9], [0.25, 1.0], [2, 8], title="").axes[0]
+    axis = draw.reliability([0.5, 0.9], [0.25, 1.0], [(0.2, 0.4), (0.7, 1.0)], title="").axes[0]
     assert axis.lines[0].get_xydata().tolist() == [[0, 0], [1, 1]]
-    assert axis.collections[0].get_offsets().data.tolist() == [[0.5, 0.25], [0.9, 1]]
-    assert axis.collections[0].get_sizes().tolist() == [50, 200]  # areas in the ratio of the counts
+    assert axis.lines[1].get_xydata().tolist() == [[0.5, 0.25], [0.9, 1]]
+    assert [line.tolist() for line in axis.collections[0].get_segments()] == [
+        [[0.5, 0.2], [0.5, 0.4]],
+        [[0.9, 0.7], [0.9, 1.0]],
+    ]
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("confidence", "accuracy")

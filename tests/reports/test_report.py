@@ -22,8 +22,10 @@ from vitkit.explanations.plots import PLOTS
 from vitkit.jobs.report import _affordable, _link, compare, report, try_report
 from vitkit.model.config import VARIANTS
 from vitkit.reports.compare import differences
-from vitkit.reports.page import CAPTIONS, cards, command, confused, counts, results
-from vitkit.reports.render import date, duration, number, share, thumbnail, whole
+from vitkit.reports.page import CAPTIONS, ELSEWHERE, cards, command, counts, in_corners
+from vitkit.reports.render import date, duration, millions, number, share, thumbnail, whole
+from vitkit.reports.results import CAPTIONS as RESULTS
+from vitkit.reports.results import confused, how_sure, merged, results, verdict, wilson
 from vitkit.training.run_folder import RunFolder
 
 
@@ -78,10 +80,13 @@ def test_everything_is_on_the_page(digits_page: Path, digits: Path) -> None:
         "fingerprint",
     ):
         assert words in page.words, words
-    for plot in PLOTS.values():
-        assert (plot.title in page.words) == (plot.needs != "image"), plot.title
-        assert (plot.caption in page.words) == (plot.needs != "image"), plot.title
-    assert all(caption in page.words for caption in CAPTIONS.values())
+    for name, plot in PLOTS.items():
+        shown = plot.needs != "image" and name not in ELSEWHERE
+        assert (plot.title in page.words) == shown, plot.title
+        assert (plot.caption in page.words) == shown, plot.title
+    assert all(caption in page.words for caption in (CAPTIONS | RESULTS).values())
+    order = [section for section in page.ids if f"#{section}" in page.links]
+    assert order == ["results", "wrong", "curves", "data", "figures", "repeat"]  # results first
     assert len(page.ids) == len(set(page.ids))
     assert len([s for s in page.sources if s.startswith("data:image/")]) > 60
 
@@ -218,6 +223,15 @@ def test_numbers_as_people_read_them() -> None:
     assert [duration(s) for s in seconds] == ["–", "3.0 s", "119.9 s", "2.0 min", "10.0 min", "120.0 min", "2.0 h"]
     assert [share(s) for s in (None, 0, 0.1234, 1)] == ["–", "0.0%", "12.3%", "100.0%"]
     assert [number(s) for s in (None, 12.3456, 1234567)] == ["–", "12.35", "1.235e+06"]
+    sizes = (7, 152_202, 5_524_995, 85_800_963, 304_326_632, 1_843_000_000)
+    assert [millions(n) for n in sizes] == [
+        "7",
+        "152,202",
+        "5.52 million",
+        "85.8 million",
+        "304 million",
+        "1.84 billion",
+    ]
     assert [whole(s) for s in (None, 12.6, 1234567)] == ["–", "13", "1,234,567"]
     assert [date(s) for s in (None, "2026-11-15T23:07:54+02:00")] == ["–", "2026-11-15 21:07 UTC"]
 
@@ -240,17 +254,68 @@ def test_the_cards_on_top() -> None:
         ("training loss", "0.512", "step 1,000 of 1,200"),
         ("throughput", "1,050", "images per second (median)"),
         ("training time", "60.0 s", "20% of it waiting for data"),
-        ("parameters", "85,800,963", "2,307 trained"),
+        ("parameters", "85.8 million", "2,307 trained, the rest frozen"),
     ]
     assert cards(info, metrics, None) == [("best top-1 accuracy", "75.0%", "on the validation split"), *training]
     found = {"top1": 0.876, "ci95": [0.8, 0.9251], "part": "the test split", "top5": 0.99, "n": 1234, "seconds": 5.0}
-    accuracy = ("top-1 accuracy", "87.6%", "on the test split; 95% confidence interval 80.0% to 92.5%")
-    assert cards(info, metrics, {**found, "per_class": [{}] * 5}) == [accuracy, *training]
-    assert cards({}, [], {**found, "per_class": [{}] * 6}) == [
-        accuracy,
-        ("top-5 accuracy", "99.0%", "1,234 images"),
+    assert cards(info, metrics, {**found, "per_class": [{}] * 5}) == training
+    assert cards({"parameters": 7, "trained": 7}, [], {**found, "per_class": [{}] * 6}) == [
+        ("top-5 accuracy", "99.0%", "the true class is among the five most probable"),
         ("time", "5.0 s", "without imports"),
+        ("parameters", "7", "all of them trained"),
     ]
+
+
+def test_the_headline() -> None:
+    found = {
+        "top1": 0.876,
+        "ci95": [0.8, 0.9251],
+        "part": "the test split",
+        "n": 1234,
+        "per_class": [{"name": "pizza", "support": 25}],
+        "confused": [["pizza", "steak", 3], ["steak", "pizza", 1]],
+        "reliability": [
+            {"confidence": 0.55, "accuracy": 0.5, "count": 4},
+            {"confidence": 0.95, "accuracy": 0.9, "count": 10},
+        ],
+    }
+    said = verdict(found)
+    assert said["accuracy"] == "87.6%"
+    assert said["says"] == "1,081 of 1,234 images of the test split are classified correctly."
+    assert said["means"] == "On other images of this kind, expect 80.0% to 92.5% (95% confidence interval)."
+    assert said["confuses"] == "pizza taken for steak: 3 of 25 images."
+    assert said["sure"] == (
+        "When it is at least 90% sure, it is right on 9 of 10 images. "
+        "When it is less sure, it is right on 2 of 4 images."
+    )
+    assert how_sure(found["reliability"][:1]) == "It is never 90% sure; it is right on 2 of 4 images."
+    assert verdict({**found, "confused": []})["confuses"] == "It confuses no classes on these images."
+
+
+def test_points_of_the_reliability_diagram_stand_for_enough_images() -> None:
+    bins = [
+        {"confidence": c, "accuracy": a, "count": n}
+        for c, a, n in ((0.4, 1.0, 2), (0.5, 0.0, 0), (0.6, 0.5, 8), (0.8, 1.0, 20), (0.9, 0.5, 4))
+    ]
+    points = merged(bins)
+    assert [n for _, _, n in points] == [10, 24]
+    assert points[0][:2] == pytest.approx((0.56, 0.6))
+    assert points[1][:2] == pytest.approx(((0.8 * 20 + 0.9 * 4) / 24, 22 / 24))
+    assert merged(bins[:1]) == [(0.4, 1.0, 2)]  # all there is
+    assert merged([]) == []
+    low, high = wilson(0.5, 100)
+    assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # a textbook's example
+    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
+
+
+def test_bright_corners_are_explained() -> None:
+    maps = np.zeros((3, 14, 14), np.float32)
+    maps[0, 0, 13] = maps[1, 7, 7] = maps[2, 12, 1] = 1
+    assert "In 2 of 3 images the brightest patch lies in a corner" in in_corners(maps)
+    maps[0, 0, 13], maps[0, 0, 7] = 0, 1  # an edge is not a corner
+    maps[2] = maps[1]
+    assert in_corners(maps) == ""
+    assert in_corners(maps[:, :4, :4]) == ""  # in a small grid nearly everything is near a corner
 
 
 def test_images_are_shrunk_or_kept() -> None:
@@ -298,7 +363,7 @@ def test_results_of_an_evaluation() -> None:
         ("skipped images", "1"),
     ]
     assert "Reliability (expected calibration error 0.062)" in shown["drawn"][1][0]
-    assert [caption for _, caption in shown["drawn"]] == [CAPTIONS["Confusion matrix"], CAPTIONS["Reliability diagram"]]
+    assert [caption for _, caption in shown["drawn"]] == list(RESULTS.values())
     few = results({**found, "per_class": found["per_class"][:3], "confusion": None})
     assert "top-5 accuracy" not in dict(few["table"])  # of three classes it is always right
     assert len(few["drawn"]) == 1

@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from vitkit.explanations.pixels import (
     overlay,
     png,
     shrunk,
-    spotlight,
     to_unit_range,
 )
 from vitkit.types import Array
@@ -48,7 +47,6 @@ __all__ = [
     "overlay",
     "png",
     "shrunk",
-    "spotlight",
     "to_unit_range",
 ]
 
@@ -56,6 +54,10 @@ __all__ = [
 INK = "#3d4658"
 SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
 HEAT, SIGNED = "inferno", "viridis"
+# From nothing to dark blue: the background shows through, so that it suits light and dark pages.
+SHARES = LinearSegmentedColormap.from_list(
+    "shares", [(0.23, 0.49, 0.85, 0.0), (0.23, 0.49, 0.85, 0.6), (0.05, 0.26, 0.55, 1.0)]
+)
 DPI = 110
 LARGE = 60_000  # bytes; larger images inside a page are compressed
 
@@ -105,6 +107,15 @@ def save(figure: Figure, *paths: Path) -> Path:
                 f"Expected a writable folder; cannot write {path} ({error.strerror}). Choose another one with --out."
             ) from error
     return paths[0]
+
+
+def without_title(figure: Figure) -> str:
+    """Remove the title of a figure and return its text, for a page that shows it as text."""
+    axis = figure.axes[0]
+    said = figure.get_suptitle() or axis.get_title()
+    figure.suptitle("")
+    axis.set_title("")
+    return said
 
 
 def inline(figure: Figure, label: str) -> str:
@@ -259,7 +270,6 @@ def lines(
         title: a line above the plot.
         x: label of the horizontal axis.
         y: label of the vertical axis.
-
         from_zero: whether the vertical axis starts at zero.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
@@ -270,27 +280,33 @@ def lines(
         axis.plot(xs, ys, marker=marks, ms=3.5, lw=1.6, color=SERIES[i % len(SERIES)], label=name)
     axis.set(title=title, xlabel=x, ylabel=y)
     if from_zero:
-        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+        most = axis.get_ylim()[1]
+        axis.set_ylim(-0.03 * most, 1.02 * most)  # a point at zero stays clear of the frame
     axis.grid(alpha=0.25)
     if len(series) > 1:
         axis.legend(fontsize=8, framealpha=0)
     return figure
 
 
-def reliability(confidence: Sequence[float], accuracy: Sequence[float], counts: Sequence[int], *, title: str) -> Figure:
-    """Draw accuracy over confidence and the line where they are equal; a larger point stands for more images.
+def reliability(
+    confidence: Sequence[float], accuracy: Sequence[float], intervals: Sequence[tuple[float, float]], *, title: str
+) -> Figure:
+    """Draw accuracy over confidence with its intervals, and the line where both are equal.
 
     Args:
         confidence: mean confidence of each bin, from 0 to 1.
         accuracy: accuracy of each bin, from 0 to 1.
-        counts: images of each bin.
+        intervals: (low, high) of each accuracy.
         title: a line above the plot.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
     axis.plot([0, 1], [0, 1], color=INK, lw=1, ls="--", alpha=0.6)
-    axis.scatter(confidence, accuracy, s=200 * np.array(counts) / max(counts, default=1), color=SERIES[0], alpha=0.8)
-    axis.set(title=title, xlabel="confidence", ylabel="accuracy")
+    axis.plot(confidence, accuracy, "o-", color=SERIES[0], ms=5, lw=1.2)
+    axis.vlines(confidence, *zip(*intervals, strict=True), color=SERIES[0], lw=1.6, alpha=0.55)
+    least = min([*confidence, *(low for low, _ in intervals)], default=0.0)
+    low = max(np.floor(10 * least - 0.2) / 10, 0.0)
+    axis.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(low - 0.02, 1.02), ylim=(low - 0.02, 1.03))
     axis.grid(alpha=0.25)
     return figure
 
@@ -385,7 +401,7 @@ def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -
     figure = Figure(figsize=(side + 0.6, side), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    axis.imshow(share, cmap=SHARES, vmin=0, vmax=1)
     if K <= 30:
         named = short(names)
         axis.set_xticks(range(K), named, fontsize=8, rotation=90 if K * max(map(len, named)) > 40 else 0)
@@ -399,7 +415,7 @@ def matrix(counts: Array, names: Sequence[str], *, title: str, x: str, y: str) -
                     ha="center",
                     va="center",
                     fontsize=8 if K <= 12 else 6,
-                    color="white" if share[r, c] > 0.55 else "#20324a",
+                    color="white" if share[r, c] > 0.55 else INK,
                 )
     axis.set(title=title, xlabel=x, ylabel=y)
     return figure

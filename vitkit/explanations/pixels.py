@@ -71,31 +71,23 @@ def enlarged(values: Array, height: int, width: int) -> Array:
     return (rows[:, c0] * (1 - fc) + rows[:, c1] * fc).astype(np.float32)
 
 
-def overlay(image: NDArray[np.uint8], heat: Array, strength: float = 0.7) -> NDArray[np.uint8]:
-    """Lay a map over an image at the image's own resolution: gray where the map is low, coloured where it is high.
+def overlay(image: NDArray[np.uint8], heat: Array, limits: tuple[float, float] | None = None) -> NDArray[np.uint8]:
+    """Brighten an image where a map is high: dimmed and nearly gray where it is low, itself with a warm tint above.
 
     Args:
         image: [H, W, 3].
         heat: [rows, columns], one value per patch, in any range.
-        strength: opacity of the colour where the map is highest (default: 0.7).
+        limits: values that are shown as lowest and highest (default: the map's own; see `to_unit_range`).
     """
-    h = enlarged(to_unit_range(heat), *image.shape[:2])[..., None]
+    low, high = limits or (0.0, 0.0)
+    unit = np.clip((heat - low) / (high - low), 0, 1) if high > low else to_unit_range(heat)
+    h = enlarged(unit, *image.shape[:2])[..., None]
     at = np.linspace(0, len(WARM) - 1, 256)
     colours = np.stack([np.interp(at, range(len(WARM)), [c[i] for c in WARM]) for i in range(3)], -1)  # [256, 3]
-    colours = colours.astype(np.float32)
-    gray = image.mean(-1, keepdims=True, dtype=np.float32) * 0.6 + 15
-    return (gray * (1 - strength * h) + colours[(h[..., 0] * 255).astype(np.uint8)] * strength * h).astype(np.uint8)
-
-
-def spotlight(image: NDArray[np.uint8], heat: Array) -> NDArray[np.uint8]:
-    """Darken an image where the map is low, as in Figure 6.
-
-    Args:
-        image: [H, W, 3].
-        heat: [rows, columns], one value per patch, in any range.
-    """
-    h = enlarged(to_unit_range(heat), *image.shape[:2])[..., None]
-    return (image * h).astype(np.uint8)
+    tint = colours.astype(np.float32)[((0.35 + 0.6 * h[..., 0]) * 255).astype(np.uint8)]
+    colour = image.astype(np.float32)
+    dim = (0.8 * colour.mean(-1, keepdims=True) + 0.2 * colour) * 0.35 + 8
+    return ((dim * (1 - h) + colour * h) * (1 - 0.45 * h) + tint * 0.45 * h).astype(np.uint8)
 
 
 def framed(image: NDArray[np.uint8], patch: tuple[int, ...], grid: tuple[float, ...]) -> NDArray[np.uint8]:

@@ -139,7 +139,7 @@ def _draw_filters(arrays: Arrays) -> Figure:
         pictures.append(shown if shown.shape[-1] == 3 else np.repeat(shown[..., :1], 3, -1))
     return draw.tiles(
         pictures,
-        7,
+        min(len(pictures), 7),
         side=0.8,
         title=f"Embedding filters: first {len(pictures)} principal components\n"
         f"({float(arrays['share'].sum()):.0%} of the variance)",
@@ -214,7 +214,7 @@ def _rollout(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:
 def _draw_rollout(arrays: Arrays) -> Figure:
     pictures = []
     for image, heat in zip(arrays["image"], arrays["rollout"], strict=True):
-        pictures += [image, draw.spotlight(image, heat)]
+        pictures += [image, draw.overlay(image, heat)]
     columns = 2 * min(len(arrays["image"]), 3)
     return draw.tiles(
         pictures,
@@ -259,17 +259,25 @@ def _attention(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays
 def _draw_attention(arrays: Arrays) -> Figure:
     L, h = arrays["attention"].shape[:2]
     small = draw.shrunk(arrays["image"], 128)
+    maps, rows, columns = arrays["attention"], "layer", "head"  # [L, h, rows, columns]
+    if h < L:  # the longer side is horizontal
+        maps, rows, columns = maps.swapaxes(0, 1), columns, rows
+    most = [float(np.nanquantile(row, 0.97)) if np.isfinite(row).any() else 0.0 for row in maps]
     shown = [
-        [None if np.isnan(one).any() else draw.overlay(small, one) for one in layer] for layer in arrays["attention"]
+        None if np.isnan(one).any() else draw.overlay(small, one, (0.0, high))
+        for row, high in zip(maps, most, strict=True)
+        for one in row
     ]
-    layers, heads = [f"layer {i + 1}" for i in range(L)], [f"head {i + 1}" for i in range(h)]
     pruned = bool(np.isnan(arrays["attention"]).any())
     title = f"Attention of the {arrays['reader']} (Eq. 6)" + ("; pruned heads are left blank" if pruned else "")
-    if h < L:  # the longer side is horizontal
-        return draw.tiles(
-            [layer[i] for i in range(h) for layer in shown], L, side=1.1, left=heads, top=layers, title=title
-        )
-    return draw.tiles([one for layer in shown for one in layer], h, side=1.1, left=layers, top=heads, title=title)
+    return draw.tiles(
+        shown,
+        maps.shape[1],
+        side=1.1,
+        left=[f"{rows} {i + 1}\n0 to {high:.1%}+" for i, high in enumerate(most)],
+        top=[f"{columns} {i + 1}" for i in range(maps.shape[1])],
+        title=title + "\nEach row has one scale, written at its left",
+    )
 
 
 def _gradient_rollout(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:

@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from vitkit.data.base import Source
 from vitkit.data.preprocess import preprocess
-from vitkit.errors import BadImage
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions, batches
-from vitkit.explanations.plots import PLOTS, Plot
-from vitkit.reports.render import duration, figure, picture, render, thumbnail
+from vitkit.explanations.plots import PLOTS
+from vitkit.reports.render import duration, figure, millions, render, thumbnail
+from vitkit.reports.results import confused, read, results, verdict, wrong
 from vitkit.training.run_folder import RunFolder, whole_config
 
 MOST_SAMPLES = 60  # sample images on the page
 MOST_ROWS = 200  # rows of the per-class table
-MOST_WRONG = 12  # wrong predictions shown with their images
+SHEET = 12  # images in the sheet of rollouts
+ELSEWHERE = ("position-grid",)  # `vitkit figures` draws it; here it would repeat the smaller one
 CAPTIONS = {
     "Loss": "Both curves should fall. If the training loss keeps falling while the validation loss rises, the model is "
     "overfitting.",
@@ -30,11 +32,6 @@ CAPTIONS = {
     "lower than validation accuracy.",
     "Learning rate": "The schedule of the recipe: a rise during the warm-up, if it has one, then the decay.",
     "Throughput": "A dip means that training had to wait, for example for images to be decoded.",
-    "Confusion matrix": "Rows are true classes, columns predicted ones; correct predictions lie on the diagonal. A "
-    "dark cell off the diagonal is a pair of classes that the model confuses.",
-    "Reliability diagram": "How often predictions of a given confidence are correct. Points below the dashed line mean "
-    "that the model is overconfident, points above it that it is underconfident. Small points stand for few images and "
-    "say little.",
 }
 
 
@@ -82,6 +79,7 @@ def page(run: RunFolder, shown: PageInputs) -> str:
         samples=samples(shown.train),
         counts=counts(run.info),
         evaluation=found,
+        verdict=verdict(found) if found else None,
         results=results(found) if found else None,
         rows=(found or {}).get("per_class", [])[:MOST_ROWS],
         wrong=wrong(found, shown.held, shown.model, shown.max_images) if found and shown.held is not None else [],
@@ -102,23 +100,14 @@ def command(info: Mapping[str, Any]) -> str:
 def cards(
     info: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], found: Mapping[str, Any] | None
 ) -> list[tuple[str, str, str]]:
-    """Return (name, value, remark) of the numbers at the top of the page."""
+    """Return (name, value, remark) of the numbers below the headline."""
     train = [row for row in metrics if row.get("event") == "train"]
     val = [row for row in metrics if row.get("event") == "val"]
     result = []
-    if found:
-        low, high = found["ci95"]
-        result.append(
-            (
-                "top-1 accuracy",
-                f"{found['top1']:.1%}",
-                f"on {found['part']}; 95% confidence interval {low:.1%} to {high:.1%}",
-            )
-        )
-        if len(found["per_class"]) > 5:
-            result.append(("top-5 accuracy", f"{found['top5']:.1%}", f"{found['n']:,} images"))
-    elif val:
+    if not found and val:
         result.append(("best top-1 accuracy", f"{max(row['top1'] for row in val):.1%}", "on the validation split"))
+    if found and len(found["per_class"]) > 5:
+        result.append(("top-5 accuracy", f"{found['top5']:.1%}", "the true class is among the five most probable"))
     if train:
         result.append(("training loss", f"{train[-1]['loss']:.3f}", f"step {train[-1]['step']:,} of {info['steps']:,}"))
         speeds = [row["time"]["images_per_second"] for row in train]
@@ -134,7 +123,9 @@ def cards(
     elif found:
         result.append(("time", duration(found["seconds"]), "without imports"))
     if "parameters" in info:
-        result.append(("parameters", f"{info['parameters']:,}", f"{info.get('trained', 0):,} trained"))
+        total, trained = info["parameters"], info.get("trained", 0)
+        frozen = "all of them trained" if trained == total else f"{trained:,} trained, the rest frozen"
+        result.append(("parameters", millions(total), frozen))
     return result
 
 
@@ -209,7 +200,6 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
             title="Loss",
             x="step",
             y="loss",
-            from_zero=True,
         ),
         "Accuracy": draw.lines(
             {"training": of("accuracy", train)} | {n: of("top1", rows) for n, rows in judged.items()},
@@ -244,117 +234,57 @@ def samples(source: Source | None) -> list[tuple[str, list[str]]]:
     for label in range(min(K, MOST_SAMPLES)):
         of_class = np.flatnonzero(source.labels == label)
         places = of_class[np.linspace(0, len(of_class) - 1, min(each, len(of_class))).round().astype(int)]
-        shown = [one for one in (_read(source, int(i)) for i in places) if one is not None]
+        shown = [one for one in (read(source, int(i)) for i in places) if one is not None]
         result.append((source.class_names[label], [thumbnail(image) for image in shown]))
     return result
 
 
-def _read(source: Source, i: int) -> Any:
-    try:
-        return source.read(i)[0]
-    except BadImage:  # already reported by training or evaluation
-        return None
-
-
-def results(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table and the figures of an evaluation."""
-    names = [row["name"] for row in found["per_class"]]
-    bins = found["reliability"]
-    drawn = {}
-    if found.get("confusion") is not None and len(names) <= 120:
-        drawn["Confusion matrix"] = draw.matrix(
-            np.array(found["confusion"]), names, title="Confusion matrix", x="predicted class", y="true class"
-        )
-    drawn["Reliability diagram"] = draw.reliability(
-        *([b[name] for b in bins] for name in ("confidence", "accuracy", "count")),
-        title=f"Reliability (expected calibration error {found['ece']:.3f})",
-    )
-    table = [
-        ("images", f"{found['n']:,}"),
-        ("top-1 accuracy", f"{found['top1']:.2%}"),
-        *([("top-5 accuracy", f"{found['top5']:.2%}")] if len(names) > 5 else []),
-        ("95% confidence interval of top-1", f"{found['ci95'][0]:.2%} to {found['ci95'][1]:.2%}"),
-        ("negative log-likelihood", f"{found['nll']:.4f}"),
-        ("expected calibration error (ECE)", f"{found['ece']:.4f}"),
-        ("macro F1", f"{found['macro_f1']:.4f}"),
-        ("seconds", f"{found['seconds']:.2f}"),
-        ("skipped images", str(len(found.get("skipped", [])))),
-    ]
-    return {"table": table, "drawn": [(figure(one, name), CAPTIONS[name]) for name, one in drawn.items()]}
-
-
-def wrong(found: Mapping[str, Any], held: Source, model: Any, max_images: int) -> list[dict[str, Any]]:
-    """Return the most confident wrong predictions with their images, and with rollouts if there is a model."""
-    places = {name: i for i, name in enumerate(held.names)} if found["worst"] else {}
-    result: list[dict[str, Any]] = []
-    for row in found["worst"]:
-        image = _read(held, places[row["image"]]) if row["image"] in places else None
-        if image is None:
-            continue
-        looked = None
-        if model is not None and len(result) < max_images:
-            names = [score["name"] for score in found["per_class"]]
-            x = preprocess(image, model.input_spec, row["image"])[None]
-            target = names.index(row["predicted"]) if row["predicted"] in names else None
-            maps = [
-                PLOTS[name].arrays(model, x, PlotOptions(target=target)) for name in ("rollout", "gradient-rollout")
-            ]
-            looked = [
-                picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value]))
-                for name, one in zip(("rollout", "gradient-rollout"), maps, strict=True)
-            ]
-        result.append({**row, "picture": thumbnail(image, 160), "looked": looked})
-        if len(result) == MOST_WRONG:
-            break
-    return result
-
-
-def _large(image: Any) -> Any:
-    """Bring a model's input to about 160 pixels."""
-    f = max(160 // image.shape[1], 1)
-    return draw.shrunk(image.repeat(f, 0).repeat(f, 1), 160)
-
-
-def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[str, Any]]:
-    """Return the most frequent confusions, each with an example if the wrong predictions include one."""
-    if not found:
-        return []
-    places = {name: i for i, name in enumerate(held.names)} if held is not None else {}
-    result = []
-    for truth, predicted, count in found["confused"][:10]:
-        example = next(
-            (
-                row["image"]
-                for row in found["worst"]
-                if row["truth"] == truth and row["predicted"] == predicted and row["image"] in places
-            ),
-            None,
-        )
-        image = _read(held, places[example]) if held is not None and example is not None else None
-        result.append(
-            {
-                "truth": truth,
-                "predicted": predicted,
-                "count": count,
-                "picture": thumbnail(image, 96) if image is not None else None,
-            }
-        )
-    return result
-
-
-def figures(model: Any, source: Source | None, max_images: int) -> list[tuple[Plot, Markup, bool]]:
-    """Draw every plot that needs the model alone or many images: (plot, drawing, whether it fills the page's width)."""
+def figures(model: Any, source: Source | None, max_images: int) -> list[dict[str, Any]]:
+    """Draw the plots that need the model alone or many images: title, drawing, caption, and whether it is wide."""
     if model is None:
         return []
     result = []
     images = []
     if source is not None:
         chosen = np.linspace(0, len(source) - 1, min(max_images, len(source))).round().astype(int)
-        images = [image for image in (_read(source, int(i)) for i in chosen) if image is not None]
-    for plot in PLOTS.values():
-        if plot.needs == "image" or plot.slow or not plot.fits(model) or (plot.needs == "images" and not images):
+        images = [image for image in (read(source, int(i)) for i in chosen) if image is not None]
+    for name, plot in PLOTS.items():
+        if name in ELSEWHERE or plot.needs == "image" or plot.slow or not plot.fits(model):
             continue
-        pixels = (x for image in images for x in batches(preprocess(image, model.input_spec)[None]))
-        drawn = figure(plot.draw(plot.arrays(model, pixels, PlotOptions())), plot.title)
-        result.append((plot, drawn, "image" in plot.axes))
+        if plot.needs == "images" and not images:
+            continue
+        wide = "image" in plot.axes
+        shown = [images[i] for i in np.linspace(0, len(images) - 1, SHEET).round().astype(int)] if wide else images
+        shown = images if len(images) <= SHEET else shown
+        arrays = plot.arrays(
+            model, (x for one in shown for x in batches(preprocess(one, model.input_spec)[None])), PlotOptions()
+        )
+        drawn = plot.draw(arrays)
+        said = draw.without_title(drawn).replace("\n", " ")
+        caption = f"{said}. {plot.caption}" + (in_corners(arrays[plot.value]) if wide else "")
+        result.append({"title": plot.title, "svg": figure(drawn, plot.title), "caption": caption, "wide": wide})
+    narrow = [one for one in result if not one["wide"]]
+    for one in narrow:
+        one["alone"] = len(narrow) % 2 == 1 and one is narrow[-1]  # nothing stands next to it
     return result
+
+
+def in_corners(maps: NDArray[np.float32]) -> str:
+    """Explain maps whose brightest patch lies in a corner of the image, if that happens in a third of them or more.
+
+    Args:
+        maps: [images, rows, columns].
+    """
+    _, rows, columns = maps.shape
+    if min(rows, columns) < 6:
+        return ""
+    count = 0
+    for one in maps:
+        row, column = divmod(int(np.nanargmax(one)), columns)
+        count += min(row, rows - 1 - row) <= 1 and min(column, columns - 1 - column) <= 1
+    if 3 * count < len(maps):
+        return ""
+    return (
+        f" In {count} of {len(maps)} images the brightest patch lies in a corner: there the model keeps information "
+        f"about the whole image (arXiv 2309.16588), so a bright corner says little about what it shows."
+    )

@@ -53,6 +53,14 @@ def whole(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def millions(count: int) -> str:
+    """Format a number of parameters as people say it: 5.5 million; below a million, all digits."""
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {word}" if count < 100 * size else f"{count / size:.0f} {word}"
+    return f"{count:,}"
+
+
 def duration(seconds: float | None) -> str:
     """Format a duration in seconds, minutes or hours; None becomes a dash."""
     if seconds is None:
