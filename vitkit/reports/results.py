@@ -29,7 +29,7 @@ CAPTIONS = {
 
 def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headline of an evaluation: accuracy, images, interval, and sentences that say what they mean."""
-    n, low, high = found["n"], *found["ci95"]
+    n, (low, high) = found["n"], found["ci95"]
     right = round(found["top1"] * n)
     one = "image" if n == 1 else "images"
     return {
