@@ -21,9 +21,10 @@ from vitkit.checkpoints import load
 from vitkit.checkpoints import save as save_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.evaluation.predict import predict as predict_images
-from vitkit.interfaces import as_vit, copy_weights, unwrapped
+from vitkit.interfaces import as_backbone, copy_weights, unwrapped
+from vitkit.model.backbone import Backbone, Config
 from vitkit.model.classifier import Classifier
-from vitkit.model.config import ViTConfig, variant
+from vitkit.model.create import configuration, need_vit
 from vitkit.model.vit import ViT
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ Weights = str | Path
 Model = nn.Module | Weights  # a model of any interface, or anything that `vitkit.load` accepts
 
 
-def model_of(model: Model, device: str | None = None) -> ViT:
-    """Return a model of any interface, or the name of weights, as a ViT.
+def model_of(model: Model, device: str | None = None) -> Backbone:
+    """Return a model of any interface, or the name of weights, as a ViT or a ResNet.
 
     Args:
         model: a ViT, a paper.ViT, one of the twelve classes, or anything that `vitkit.load` accepts.
         device: where to put it (default: where it is).
     """
-    vit = load(model) if isinstance(model, str | Path) else as_vit(model)
-    return vit if device is None else vit.to(device)
+    found = load(model) if isinstance(model, str | Path) else as_backbone(model)
+    return found if device is None else found.to(device)
 
 
 def save(model: nn.Module, path: Weights, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
@@ -75,7 +76,7 @@ def save(model: nn.Module, path: Weights, dialect: str = "native", *, extra: Map
         >>> vitkit.save(vitkit.paper.ViT(num_transformer_layers=1, num_classes=3), "mine.safetensors").name
         'mine.safetensors'
     """
-    return save_checkpoint(as_vit(model), Path(path).expanduser(), dialect, extra=extra)
+    return save_checkpoint(as_backbone(model), Path(path).expanduser(), dialect, extra=extra)
 
 
 def predict(
@@ -223,7 +224,7 @@ def train(
     data: Weights | None,
     out: Weights,
     *,
-    model: str | ViTConfig | nn.Module | None = None,
+    model: str | Config | nn.Module | None = None,
     weights: Weights | None = None,
     recipe: str | Recipe | None = None,
     resume: bool = False,
@@ -274,7 +275,7 @@ def train(
     names = sorted(known[Recipe] | known[Settings])
     if odd := next((name for name in how if name not in names), None):
         raise ConfigError(f"train() has no argument {odd!r}{nearest(odd, names) or '.'} It takes {', '.join(names)}.")
-    vit = as_vit(model) if isinstance(model, nn.Module) else None
+    vit = as_backbone(model) if isinstance(model, nn.Module) else None
     outputs = None if vit is None or vit is unwrapped(model) else vit.config.num_classes
     ready = job.prepare(
         data,
@@ -305,8 +306,9 @@ def train(
         if shown is not None:
             shown.say(describe_run(ready.info))
         folder, _ = job.start(ready, hear)
-    if isinstance(model, nn.Module):
-        copy_weights(ready.model.cpu(), model)
+    trained = ready.model.cpu()
+    if isinstance(model, nn.Module) and isinstance(trained, ViT):
+        copy_weights(trained, model)
     if report:
         try_report(folder.path)
     return Run(folder.path)
@@ -481,7 +483,7 @@ def report(run: Run | Weights, out: Weights | None = None) -> Path:
     return job(run if isinstance(run, str | Path) else run.path, out=out)
 
 
-def summary(model: Model | ViTConfig, *, batch: int = 1, depth: int | None = None) -> Summary:
+def summary(model: Model | Config, *, batch: int = 1, depth: int | None = None) -> Summary:
     """List the modules of a model with their shapes and parameters.
 
     Args:
@@ -500,13 +502,13 @@ def summary(model: Model | ViTConfig, *, batch: int = 1, depth: int | None = Non
     return Summary(config, [row for row in describe(config, batch) if depth is None or row.depth <= depth])
 
 
-def config_of(model: Model | ViTConfig) -> ViTConfig:
+def config_of(model: Model | Config) -> Config:
     """Return the configuration of a variant, a file, a run, a hub id, or a model of any interface."""
-    if isinstance(model, ViTConfig):
+    if isinstance(model, Config):
         return model
     if isinstance(model, str) and not Path(model).expanduser().exists():
         try:
-            return variant(model)
+            return configuration(model)
         except ConfigError:
             if not _names_weights(model):
                 raise
@@ -541,7 +543,7 @@ def patches(image: Given | None = None, model: Model = "vit-b/16") -> Patches:
     from vitkit.jobs.patches import patches as job
 
     trained = not isinstance(model, str) or _names_weights(model)
-    return job(model_of(model) if trained else model_for(str(model)), image)
+    return job(need_vit(model_of(model), "vitkit.patches") if trained else model_for(str(model)), image)
 
 
 def walk(model: Model, image: Given | None = None) -> Walk:
@@ -562,7 +564,7 @@ def walk(model: Model, image: Given | None = None) -> Walk:
     """
     from vitkit.jobs.walk import walk as job
 
-    return job(model_of(model), image)
+    return job(need_vit(model_of(model), "vitkit.walk"), image)
 
 
 def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, merge: int = 0) -> ExportedFile:

@@ -15,8 +15,11 @@ from torch import nn
 from vitkit import huggingface, paper
 from vitkit.checkpoints import DIALECTS, load, save
 from vitkit.errors import CannotExpress, InputError
+from vitkit.model.backbone import Backbone
 from vitkit.model.config import GELUS, ViTConfig
+from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import Takes, unfit
+from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
 
 OF_PAPER: Takes = {"hidden_act": GELUS}  # the parts that the five classes have a place for
@@ -41,8 +44,8 @@ def as_vit(model: nn.Module) -> ViT:
         12
     """
     model = unwrapped(model)
-    if isinstance(model, ViT):
-        return model
+    if isinstance(model, Backbone):
+        return need_vit(model, "This")
     if isinstance(model, Twelve):
         config, dialect = model.config, "huggingface"
         if isinstance(model, huggingface.ViTModel):
@@ -67,6 +70,19 @@ def as_vit(model: nn.Module) -> ViT:
     if dialect == "course":
         _copy_dropout(model, vit)
     return vit
+
+
+def as_backbone(model: nn.Module) -> Backbone:
+    """Return any of the three interfaces as a ViT, and a ResNet as it is.
+
+    Args:
+        model: anything that `as_vit` accepts, or a ResNet.
+
+    Raises:
+        InputError: any other object.
+    """
+    inner = unwrapped(model)
+    return inner if isinstance(inner, ResNet) else as_vit(inner)
 
 
 def as_paper(model: nn.Module) -> paper.ViT:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitkit.checkpoints import load
 from vitkit.explanations import draw
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Plotted
 
@@ -69,7 +69,7 @@ class Run(Plotted):
             }
         )
 
-    def model(self, which: str | None = None) -> ViT:
+    def model(self, which: str | None = None) -> Backbone:
         """Load its weights: `best`, `last` or `ema` (default: the best there are)."""
         return load(self.folder.weights(which) if which else self.path)
 

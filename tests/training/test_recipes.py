@@ -22,6 +22,9 @@ TABLE_3 = {
     "pretrain-jft-l16": (("vit-l/16",), 7, 4e-4, "linear", 0.1, 0.0),
     "pretrain-jft-l16-14": (("vit-l/16",), 14, 4e-4, "linear", 0.1, 0.0),
     "pretrain-jft-h14": (("vit-h/14",), 14, 3e-4, "linear", 0.1, 0.0),
+    "pretrain-jft-r50": (("r50x1", "r50x2"), 7, 1e-3, "linear", 0.1, 0.0),
+    "pretrain-jft-r101": (("r101x1",), 7, 8e-4, "linear", 0.1, 0.0),
+    "pretrain-jft-r152": (("r152x1", "r152x2"), 7, 6e-4, "linear", 0.1, 0.0),
     "pretrain-21k-b": (("vit-b/16", "vit-b/32"), 90, 1e-3, "linear", 0.03, 0.1),
     "pretrain-21k-l-30": (("vit-l/16", "vit-l/32"), 30, 1e-3, "linear", 0.03, 0.1),
     "pretrain-21k-l-90": (("vit-l/16", "vit-l/32"), 90, 1e-3, "linear", 0.03, 0.1),
@@ -30,6 +33,7 @@ TABLE_3 = {
 # Steps, learning rates, held-out share; from Table 4 and the text of B.1.1.
 TABLE_4 = {
     "finetune-imagenet": (20_000, (0.003, 0.01, 0.03), 0.01),
+    "finetune-imagenet-resnet": (20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
     "finetune-cifar100": (10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
     "finetune-cifar10": (10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
     "finetune-pets": (500, (0.001, 0.003, 0.01, 0.03), 0.1),
@@ -54,7 +58,7 @@ def test_table_3(name: str) -> None:
     assert (r.models, r.epochs, r.lr, r.decay, r.weight_decay, r.dropout) == TABLE_3[name]
     assert (r.batch_size, r.warmup, r.image_size, r.optimizer, r.betas) == (4096, 10_000, 224, "adamw", (0.9, 0.999))
     assert r.clip == (1.0 if name == "pretrain-imagenet" else None)
-    assert r.pre_logits
+    assert r.pre_logits == (not r.models or "vit" in r.models[0])  # a ResNet's head is one layer
     assert (r.loss, r.head_bias) == (("sigmoid", -10.0) if "21k" in name else ("softmax", 0.0))
     assert r.final_lr == (0.0 if r.decay == "cosine" else 1e-5)
 
@@ -206,11 +210,15 @@ NUMBERS = {
     "pretrain-jft-l16": {**JFT, "lr": 4e-4},
     "pretrain-jft-l16-14": {**JFT, "lr": 4e-4, "epochs": 14},
     "pretrain-jft-h14": {**JFT, "lr": 3e-4, "epochs": 14},
+    "pretrain-jft-r50": {**JFT, "lr": 1e-3, "pre_logits": False},
+    "pretrain-jft-r101": {**JFT, "lr": 8e-4, "pre_logits": False},
+    "pretrain-jft-r152": {**JFT, "lr": 6e-4, "pre_logits": False},
     "pretrain-21k-b": {**I21K, "epochs": 90},
     "pretrain-21k-l-30": {**I21K, "epochs": 30},
     "pretrain-21k-l-90": {**I21K, "epochs": 90},
     "pretrain-imagenet": IMAGENET,
     "finetune-imagenet": {**TABLE4, "steps": 20_000, "lr_choices": THREE, "val": 0.01},
+    "finetune-imagenet-resnet": {**TABLE4, "steps": 20_000, "lr_choices": (*THREE, 0.06), "val": 0.01},
     "finetune-cifar10": {**TABLE4, "steps": 10_000, "lr_choices": FOUR, "val": 0.02},
     "finetune-cifar100": {**TABLE4, "steps": 10_000, "lr_choices": FOUR, "val": 0.02},
     "finetune-pets": {**TABLE4, "steps": 500, "lr_choices": FOUR, "warmup": 100},

@@ -16,12 +16,14 @@ from vitkit.checkpoints.dinov2 import DINOV2, DINOV2_HF
 from vitkit.checkpoints.google import GOOGLE
 from vitkit.checkpoints.huggingface import HUGGINGFACE
 from vitkit.checkpoints.native import NATIVE
+from vitkit.checkpoints.resnets import RESNET_DIALECTS, check_resnet
 from vitkit.checkpoints.rules import REFUSED, Dialect, check, complete_positions, few, refuse
 from vitkit.checkpoints.timm import TIMM
 from vitkit.checkpoints.torchvision import TORCHVISION
 from vitkit.errors import CannotExpress, UnknownDialect, pick
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone, Config
+from vitkit.model.create import build
+from vitkit.model.resnet_config import ResNetConfig
 
 # What wrappers put in front of names.
 PREFIXES = (
@@ -32,6 +34,28 @@ TORCH_ENCODER = re.compile(r"layers\.\d+\.self_attn\.in_proj_")
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect for dialect in (NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE)
 }
+
+
+def every_dialect(name: str | None = None) -> list[Dialect]:
+    """Return the dialects of ViTs and of ResNets: those of this name, or all."""
+    if name is not None:
+        pick(DIALECTS, name, "dialect")
+    return [row for row in (*DIALECTS.values(), *RESNET_DIALECTS.values()) if name in (None, row.name)]
+
+
+def dialect_of(config: Config, name: str) -> Dialect:
+    """Return the dialect of this name for a model.
+
+    Raises:
+        UnknownName: there is no such dialect.
+        CannotExpress: it has no place for a property of the model.
+    """
+    row = pick(DIALECTS, name, "dialect")
+    if isinstance(config, ResNetConfig):
+        check_resnet(config, name)
+        return RESNET_DIALECTS[name]
+    check_expressible(config, name)
+    return row
 
 
 def recognise(names: Iterable[str], origin: str = "") -> Dialect:
@@ -46,7 +70,7 @@ def recognise(names: Iterable[str], origin: str = "") -> Dialect:
         UnknownDialect: no dialect recognises the names; the message shows those that do not fit the closest one.
     """
     names = list(names)
-    for dialect in DIALECTS.values():
+    for dialect in every_dialect():
         if dialect.recognises(names):
             return dialect
     for name in names:
@@ -111,29 +135,27 @@ class _NoFilling(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def skeleton(config: ViTConfig) -> ViT:
+def skeleton(config: Config) -> Backbone:
     """Build a model without storage: names and shapes only."""
     with torch.device("meta"), _NoFilling():
-        return ViT(config)
+        return build(config)
 
 
-def to_dialect(model: ViT, dialect: str) -> dict[str, Tensor]:
+def to_dialect(model: Backbone, dialect: str) -> dict[str, Tensor]:
     """Return the tensors of a model as a dialect's files have them. They may share the model's memory.
 
     Args:
-        model: a ViT.
+        model: a ViT or a ResNet.
         dialect: a row of DIALECTS.
 
     Raises:
         CannotExpress: the model has a property that the dialect has no place for.
     """
-    row = pick(DIALECTS, dialect, "dialect")
-    check_expressible(model.config, dialect)
-    return row.write(model.state_dict(), model.config)
+    return dialect_of(model.config, dialect).write(model.state_dict(), model.config)
 
 
-def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig) -> dict[str, Tensor]:
-    """Return a dialect's tensors as the model's state dict, ready for `ViT(config).load_state_dict`.
+def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: Config) -> dict[str, Tensor]:
+    """Return a dialect's tensors as the model's state dict, ready for `build(config).load_state_dict`.
 
     Args:
         tensors: all tensors of a file of that dialect.
@@ -144,7 +166,8 @@ def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: ViTConfig)
         TensorMismatch: tensors missing, left over, or of another shape.
         CannotExpress: the file holds an architecture that the model does not have.
     """
-    row = pick(DIALECTS, dialect, "dialect")
+    pick(DIALECTS, dialect, "dialect")
+    row = (RESNET_DIALECTS if isinstance(config, ResNetConfig) else DIALECTS)[dialect]
     state, _, _ = row.read(tensors)
     complete_positions(state, config)
     check(state, {name: tensor.shape for name, tensor in skeleton(config).state_dict().items()}, row)

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.checkpoints import architectures
+from vitkit.checkpoints.resnets import read_bit_config, write_bit_config
 from vitkit.errors import CannotExpress, UnreadableFile
+from vitkit.model.backbone import Config
 from vitkit.model.checks import brief
-from vitkit.model.config import InputSpec, ViTConfig
+from vitkit.model.config import InputSpec
+from vitkit.model.resnet_config import ResNetConfig, resnet_name
 
 SAME = (
     "hidden_size",
@@ -84,6 +87,8 @@ def read_json(
         CannotExpress: an architecture that the model does not have.
     """
     try:
+        if config.get("model_type") == "bit":
+            return read_bit_config(config), _read_transformers({**config, "hidden_act": None}, preprocessor)[1]
         if "architecture" in config:
             return _read_timm(config, notes)
         return _read_transformers(config, preprocessor)
@@ -165,7 +170,7 @@ def _read_timm(values: Mapping[str, Any], notes: list[str]) -> tuple[Fields, Fie
             f"config.json changes the architecture {name!r} by model_args {', '.join(odd)}, which vitkit does not "
             f"support."
         )
-    if "hidden_act" not in fields:
+    if "hidden_act" not in fields and not resnet_name(name):
         notes.append(
             f"config.json names the architecture {name!r}, which vitkit does not know; timm's usual numerics are "
             f"assumed (exact GELU, layer_norm_eps 1e-6)."
@@ -243,15 +248,14 @@ def share(size: int, edge: int) -> float:
     return crop if math.floor(size / crop) == edge or crop == 1.0 else math.nextafter(crop, 0)
 
 
-def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
+def write_config(config: Config, spec: InputSpec, dialect: str) -> Fields:
     """Return the config.json with which transformers loads the weights."""
+    if isinstance(config, ResNetConfig):
+        mine = {"standardisation": config.standardisation, "image_size": _plain_size(config.image_size)}
+        return write_bit_config(config) | _names(config, spec) | {"vitkit": mine | _of_spec(spec)}
     values: Fields = {name: getattr(config, name) for name in SAME if name != "pruned_heads"}
     values["hidden_act"] = {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.hidden_act, config.hidden_act)
-    ours = {name: getattr(config, name) for name in OURS} | {
-        "channels": spec.channels,
-        "backend": spec.backend,
-        "crop": spec.crop,
-    }
+    ours = {name: getattr(config, name) for name in OURS} | _of_spec(spec)
     if config.pruned_heads:
         values["pruned_heads"] = {str(layer): list(heads) for layer, heads in config.pruned_heads}
     if not config.chunk_size_feed_forward:
@@ -278,13 +282,28 @@ def write_config(config: ViTConfig, spec: InputSpec, dialect: str) -> Fields:
             "pooler_act": "tanh",
             "pooler_output_size": config.hidden_size,
         }
-        if config.num_classes:
-            names = spec.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
-            values |= {
-                "id2label": {str(i): name for i, name in enumerate(names)},
-                "label2id": {name: i for i, name in enumerate(names)},
-            }
+        values |= _names(config, spec)
     return {**values, "vitkit": ours}
+
+
+def _of_spec(spec: InputSpec) -> Fields:
+    """Return what a preprocessor_config.json cannot say exactly."""
+    return {"channels": spec.channels, "backend": spec.backend, "crop": spec.crop}
+
+
+def _plain_size(size: int | tuple[int, int]) -> int | list[int]:
+    return size if isinstance(size, int) else list(size)
+
+
+def _names(config: Config, spec: InputSpec) -> Fields:
+    """Return the class names as transformers states them; nothing for a model without a head."""
+    if not config.num_classes:
+        return {}
+    names = spec.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 def write_preprocessor(spec: InputSpec) -> Fields:

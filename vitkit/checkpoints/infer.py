@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.checkpoints.rules import Dialect
 from vitkit.errors import CannotExpress, ConfigError, TensorMismatch
 from vitkit.model import checks
+from vitkit.model.backbone import Config
 from vitkit.model.checks import pair
 from vitkit.model.config import NUMERICS, SHAPES, ViTConfig
 
@@ -180,7 +181,7 @@ def _image_size(rows: int, fields: Fields, given: Any, notes: list[str]) -> int 
     )
 
 
-def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: list[str]) -> None:
+def adapt(state: dict[str, Tensor], own: Config, wanted: Config, notes: list[str]) -> None:
     """Adapt a file's tensors, in place, to another image size, number of channels or number of classes.
 
     Args:
@@ -191,26 +192,28 @@ def adapt(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: li
     """
     from vitkit.model.parts.positions import resize
 
-    if own.grid != wanted.grid:
+    if isinstance(own, ViTConfig) and isinstance(wanted, ViTConfig) and own.grid != wanted.grid:
         state["positions.table"] = resize(state["positions.table"], own.grid, wanted.grid, wanted.position_resize)
         notes.append(
             f"Positions were resized from {own.grid[0]} x {own.grid[1]} to {wanted.grid[0]} x "
             f"{wanted.grid[1]} patches by the rule {wanted.position_resize!r}."
         )
     if own.num_channels != wanted.num_channels:
-        name, (old, new) = "patch_embedding.projection.weight", (own.num_channels, wanted.num_channels)
+        names = ("root.conv.weight", "patch_embedding.stem.root.conv.weight", "patch_embedding.projection.weight")
+        name, (old, new) = next(n for n in names if n in state), (own.num_channels, wanted.num_channels)
         state[name] = to_channels(state[name], new)
         notes.append(
-            f"The patch kernel was changed from {old} to {new} channels: "
+            f"The first kernel was changed from {old} to {new} channels: "
             + ("the sum over all channels." if new == 1 else f"repeated in turn and scaled by {old}/{new}.")
         )
-    if own.num_classes != wanted.num_classes or (own.pre_logits and not wanted.pre_logits):
+    hidden, kept = (getattr(config, "pre_logits", False) for config in (own, wanted))
+    if own.num_classes != wanted.num_classes or (hidden and not kept):
         kernel = state["norm.weight"]
         for name in [n for n in state if n.startswith(("head.", "pre_logits."))]:
-            if name.startswith("head.") or not wanted.pre_logits:
+            if name.startswith("head.") or not kept:
                 del state[name]
         if wanted.num_classes:
-            state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.hidden_size)
+            state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.width)
             state["head.bias"] = kernel.new_zeros(wanted.num_classes)
             notes.append(
                 f"The head is new and zero, with {wanted.num_classes} classes instead of {own.num_classes}; "

@@ -37,6 +37,7 @@ class Known:
 
 
 _TIMM = "timm/models/vision_transformer.py, default_cfgs"
+_BIT = "timm/models/resnetv2.py, default_cfgs"
 _TORCHVISION = "torchvision/models/vision_transformer.py, the weights' transforms"
 KNOWN: tuple[Known, ...] = (
     Known(r"(timm/)?vit_\w+_patch14_(reg4_)?dinov2\.lvd142m", IMAGENET | _crop(1.0), _TIMM),
@@ -66,6 +67,17 @@ KNOWN: tuple[Known, ...] = (
     Known(r"vit_[blh]_\d+(_lc)?_swag-[0-9a-f]{8}\.pth", IMAGENET | _crop(1.0), _TORCHVISION),
     Known(r"vit_l_16-852ce7e3", IMAGENET | _crop(224 / 242, "bilinear"), _TORCHVISION),
     Known(r"vit_(b_16-c867db91|b_32-d86f8d99|l_32-c7638314)", IMAGENET | _crop(224 / 256, "bilinear"), _TORCHVISION),
+    Known(
+        r"(timm/)?resnetv2_\d+x\d_bit\.(goog_distilled_in1k|goog_teacher_in21k_ft_in1k\b(?!_384))",
+        HALF | _crop(0.875),
+        _BIT,
+    ),
+    Known(r"(timm/)?resnetv2_\d+x\d_bit\.goog_teacher_in21k_ft_in1k_384", HALF | _crop(1.0), _BIT),
+    Known(r"(timm/)?resnetv2_\d+x\d_bit\.goog_in21k_ft_in1k", HALF | _crop(1.0, "bilinear"), _BIT),
+    Known(r"(timm/)?resnetv2_\d+x\d_bit\.goog_in21k", HALF | _crop(0.875, "bilinear"), _BIT),
+    Known(
+        r"BiT-[SM]-R\d+x\d[^/]*\.npz", HALF | SQUASH, "github.com/google-research/big_transfer, bit_pytorch/train.py"
+    ),
     Known(r"google/vit-", HALF | SQUASH, "google/vit-base-patch16-224, preprocessor_config.json"),
     Known(
         r"(Ti|S|B|L|H)_(8|14|16|32)(-[^/]*)?\.npz|(imagenet21k[^/]*[/_])?ViT-[BLH]_(14|16|32)(-224)?\.npz",
@@ -83,6 +95,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect
     "dinov2": IMAGENET | _crop(224 / 256),
     "dinov2-hf": IMAGENET | _crop(224 / 256),
     "course": NONE | SQUASH,
+}
+
+RESNET_DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect, for ResNets (Big Transfer)
+    "native": HALF | SQUASH,
+    "huggingface": HALF | _crop(1.0),
+    "timm": HALF | _crop(0.875, "bilinear"),
+    "google": HALF | SQUASH,
 }
 
 

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import architectures, containers, external_configs, preprocessing_presets, sidecar
-from vitkit.checkpoints.dialects import DIALECTS, identify, skeleton
+from vitkit.checkpoints.dialects import DIALECTS, every_dialect, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.licence import licence_of
+from vitkit.checkpoints.resnets import RESNET_DIALECTS, infer_resnet
 from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
-from vitkit.errors import ConfigError, TensorMismatch, nearest, pick
+from vitkit.errors import ConfigError, TensorMismatch, nearest
 from vitkit.model import checks
-from vitkit.model.config import NUMERICS, InputSpec, ViTConfig, variant_of
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone, Config
+from vitkit.model.config import NUMERICS, InputSpec, variant_of
+from vitkit.model.resnet_config import ResNetConfig
 
 log = logging.getLogger("vitkit")
 Fields = dict[str, Any]
@@ -43,6 +45,7 @@ FACTS = (
     "drop_path_rate",
     "chunk_size_feed_forward",
     "initializer_range",
+    "standardisation",
 )
 SPEC = ("mean", "std", "resize", "crop", "interpolation", "channels", "backend", "class_names")
 
@@ -68,7 +71,7 @@ class Checkpoint:
 
     files: Files
     dialect: Dialect
-    config: ViTConfig
+    config: Config
     input_spec: InputSpec
     state: dict[str, Tensor]
     tensors: int
@@ -95,7 +98,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     **overrides: Any,
-) -> ViT:
+) -> Backbone:
     """Load a model from a file, a folder or the hub, in eval mode.
 
     Args:
@@ -125,7 +128,7 @@ def load(
 
 def build(
     checkpoint: Checkpoint, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
-) -> ViT:
+) -> Backbone:
     """Build the model of an opened checkpoint; its parameters are the file's tensors, not copies of them."""
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
@@ -134,7 +137,8 @@ def build(
         dtype = found
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype must be a floating-point type, such as float32 or bfloat16; got {dtype}.")
-    depth = checkpoint.config.num_hidden_layers
+    c = checkpoint.config
+    depth = sum(c.depths) if isinstance(c, ResNetConfig) else c.num_hidden_layers
     if depth > len(checkpoint.state):  # said before as many blocks are built
         raise TensorMismatch(
             f"Expected {depth:,} blocks, as the configuration states; the file holds {len(checkpoint.state)} tensors. "
@@ -145,7 +149,7 @@ def build(
     check(checkpoint.state, expected, checkpoint.dialect)
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in checkpoint.state.items()}
     model.load_state_dict(state, assign=True)
-    like = model.patch_embedding.projection.weight
+    like = next(model.parameters())
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):  # those that files do not hold are zero
             setattr(module, name, torch.zeros_like(buffer, device=like.device, dtype=like.dtype))
@@ -164,19 +168,20 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read a source and say what it holds, without building a model. The arguments are those of `load`."""
     of_model, of_input = _split(overrides)
-    row = pick(DIALECTS, dialect, "dialect") if dialect is not None else None
+    rows = every_dialect(dialect)
     files, notes = find(source, revision), list[str]()
     tensors, metadata = containers.read(files.weights, key=key, notes=notes)
     described = sidecar.understand(metadata.get("vitkit", "")) if dialect in (None, "native") else None
     if described is not None:  # a native file says everything itself
         config, spec, extra, licence = described
-        found = Checkpoint(files, DIALECTS["native"], config, spec, tensors, len(tensors), extra=extra, licence=licence)
+        native = (RESNET_DIALECTS if isinstance(config, ResNetConfig) else DIALECTS)["native"]
+        found = Checkpoint(files, native, config, spec, tensors, len(tensors), extra=extra, licence=licence)
     else:
         if "vitkit" in metadata:
             notes.append("The file's own description cannot be read by this version; it is ignored.")
         architectures.refuse(str((files.config or {}).get("architecture", "")))
         names = _renamed(tensors, rename, notes) if rename else {name: name for name in tensors}
-        row, names = identify(names, [row] if row else DIALECTS.values(), _origin(files), notes)
+        row, names = identify(names, rows, _origin(files), notes)
         state, hints, unused = _translated(files, row, tensors, names, notes)
         beside = sidecar.read(files.weights, notes)
         config, spec = _understood(files, row, beside, state, hints, of_model, of_input, notes)
@@ -249,13 +254,13 @@ def _translated(
 def _understood(
     files: Files,
     row: Dialect,
-    beside: tuple[ViTConfig, InputSpec, str] | None,
+    beside: tuple[Config, InputSpec, str] | None,
     state: dict[str, Tensor],
     hints: Fields,
     of_model: Fields,
     of_input: Fields,
     notes: list[str],
-) -> tuple[ViTConfig, InputSpec]:
+) -> tuple[Config, InputSpec]:
     """Find the configuration and the InputSpec of a file that does not describe itself.
 
     Args:
@@ -274,13 +279,20 @@ def _understood(
     preset = preprocessing_presets.preprocessing(files.label, files.weights.name)
     if files.config is not None:
         fields, prepared_there = external_configs.read_json(files.config, files.preprocessor, notes)
+        fields = _of_resnet(fields) if row in RESNET_DIALECTS.values() else fields
         stated, prepared = stated | fields, prepared | prepared_there
     elif beside is None and preset is None:
-        numerics = ", ".join(f"{name} {value}" for name, value in NUMERICS[row.numerics].items())
+        assumed_numerics = NUMERICS[row.numerics] if row in DIALECTS.values() else {"standardisation": row.numerics}
+        numerics = ", ".join(f"{name} {value}" for name, value in assumed_numerics.items())
         notes.append(f"The file does not state its numerics; those of {row.name} are assumed ({numerics}).")
-    config = infer(state, row, stated, of_model, notes)
+    config: Config
+    if row in RESNET_DIALECTS.values():
+        config = infer_resnet(state, row, stated, of_model)
+        defaults = preprocessing_presets.RESNET_DEFAULTS
+    else:
+        config, defaults = infer(state, row, stated, of_model, notes), preprocessing_presets.DEFAULTS
     complete_positions(state, config)
-    usual = preset.spec if preset is not None else preprocessing_presets.DEFAULTS[row.name]
+    usual = preset.spec if preset is not None else defaults[row.name]
     if of_input.get("resize") == "squash":
         prepared["crop"] = 1.0
     assumed = [name for name in usual if name not in prepared and name not in of_input]
@@ -300,6 +312,12 @@ def _understood(
     return config, _input_spec(config, {"size": config.image_hw, **prepared})
 
 
+def _of_resnet(fields: Fields) -> Fields:
+    """Keep the fields that ResNetConfig has."""
+    known = {f.name for f in dataclasses.fields(ResNetConfig)}
+    return {name: value for name, value in fields.items() if name in known}
+
+
 def _shown(value: Any) -> str:
     return "/".join(f"{part:g}" for part in value) if isinstance(value, tuple) else str(value)
 
@@ -307,19 +325,23 @@ def _shown(value: Any) -> str:
 def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoint:
     """Apply the user's overrides to a checkpoint."""
     own, changes = found.config, dict(of_model)
-    if changes.get("num_classes", own.num_classes) != own.num_classes:
-        changes.setdefault("pre_logits", False)  # fine-tuning replaces the whole head (section 3.1)
-    if changes.get("pre_logits") and not own.pre_logits:
-        raise ConfigError("pre_logits=True asks for a layer that this file does not have.")
-    if changes.get("pool") == "cls":
-        changes.setdefault("norm_after_pool", False)
+    if isinstance(own, ResNetConfig):
+        if odd := [name for name in changes if name not in _of_resnet(changes)]:
+            raise ConfigError(f"This file holds a ResNet, which has no {', '.join(odd)}; leave it out.")
+    else:
+        if changes.get("num_classes", own.num_classes) != own.num_classes:
+            changes.setdefault("pre_logits", False)  # fine-tuning replaces the whole head (section 3.1)
+        if changes.get("pre_logits") and not own.pre_logits:
+            raise ConfigError("pre_logits=True asks for a layer that this file does not have.")
+        if changes.get("pool") == "cls":
+            changes.setdefault("norm_after_pool", False)
     config = dataclasses.replace(own, **changes)
     adapt(found.state, own, config, found.notes)
     if "input_spec" in of_input:
         spec: InputSpec = of_input["input_spec"]
     else:
         fields = dict(vars(found.input_spec))
-        if own.grid != config.grid or "image_size" in changes:
+        if own.image_hw != config.image_hw or "image_size" in changes:
             fields["size"] = config.image_hw
         if own.num_classes != config.num_classes:
             fields["class_names"] = ()
@@ -331,7 +353,7 @@ def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoin
     return dataclasses.replace(found, config=config, input_spec=spec.check(config))
 
 
-def _input_spec(config: ViTConfig, fields: Fields) -> InputSpec:
+def _input_spec(config: Config, fields: Fields) -> InputSpec:
     """Build the InputSpec of a model from fields that may have been made for another number of channels."""
     base = InputSpec.of(config)
     fields = {**vars(base), **fields}
@@ -370,7 +392,9 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "unused": found.unused,
         "parameters": sum(tensor.numel() for tensor in found.state.values()),
         "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()})),
-        "numerics": {name: getattr(config, name) for name in NUMERICS["paper"]},
+        "numerics": {
+            name: getattr(config, name) for name in (*NUMERICS["paper"], "standardisation") if hasattr(config, name)
+        },
         "config": config.to_dict(whole=True),
         "input_spec": spec,
         "classes": config.num_classes,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CannotExpress, TensorMismatch
+from vitkit.model.backbone import Config
 from vitkit.model.checks import brief
 from vitkit.model.config import ViTConfig
 
@@ -33,14 +34,14 @@ class Form:
     """
 
     read: Callable[..., Tensor]
-    write: Callable[[Tensor, ViTConfig], Sequence[Tensor]]
+    write: Callable[[Tensor, Any], Sequence[Tensor]]
 
 
 def _stack_kernels(*qkv: Tensor) -> Tensor:
     return torch.cat([kernel.flatten(1).T for kernel in qkv])  # 3 x [D, h, d] -> [3 h d, D]
 
 
-def _split_kernels(weight: Tensor, c: ViTConfig) -> list[Tensor]:
+def _split_kernels(weight: Tensor, c: Any) -> list[Tensor]:
     return [part.T.unflatten(1, (-1, c.head_size)) for part in weight.chunk(3)]
 
 
@@ -65,7 +66,7 @@ class Rule:
 
     Args:
         ours: name in the model's state dict; `{i}` stands for the block's number.
-        theirs: name or names in the file.
+        theirs: name or names in the file; `{i+1}` stands for that number counted from 1, `{i+1:02}` with two digits.
         form: its layout in the file.
     """
 
@@ -134,7 +135,7 @@ class Dialect:
     unless: Callable[[AbstractSet[str]], bool] = lambda names: False
     respell: tuple[tuple[str, str], ...] = ()
     prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors
-    finish: Callable[[Tensors, ViTConfig], Tensors] = lambda tensors, config: tensors
+    finish: Callable[[Tensors, Any], Tensors] = lambda tensors, config: tensors
     hints: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda tensors: {}
     unused: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=lambda: REFUSED)
@@ -164,7 +165,7 @@ class Dialect:
         """Return the name that this dialect gives to one of our tensors, for messages."""
         for rule in self.rules:
             if match := _pattern(rule.ours).fullmatch(ours):
-                return ", ".join(name.replace("{i}", match.groupdict().get("i") or "") for name in rule.theirs)
+                return ", ".join(_at(name, match.groupdict().get("i") or "") for name in rule.theirs)
         return ours
 
     def read(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, Any], list[str]]:
@@ -194,7 +195,7 @@ class Dialect:
         found, there = Tensors(), set(left)
         for rule in self.rules:
             for i in dict.fromkeys(i for name in rule.theirs for i in _blocks(name, left)):
-                names = [name.replace("{i}", i) for name in rule.theirs]
+                names = [_at(name, i) for name in rule.theirs]
                 if missing := [name for name in names if name not in left]:
                     if missing == names[1:2] and missing[0].endswith("bias") and not _blocks(rule.theirs[1], there):
                         raise CannotExpress(
@@ -205,11 +206,11 @@ class Dialect:
                     raise TensorMismatch(f"The file has {other!r} but lacks {few(missing)}; it is incomplete.")
                 parts = [left.pop(name) for name in names]
                 try:
-                    found[rule.ours.replace("{i}", i)] = rule.form.read(*parts).contiguous()
+                    found[_at(rule.ours, i)] = rule.form.read(*parts).contiguous()
                 except (RuntimeError, IndexError):
                     shapes = ", ".join(str(list(part.shape)) for part in parts)
                     raise TensorMismatch(
-                        f"{few(names)} of shape {shapes} cannot be read as {rule.ours.replace('{i}', i)!r} in the "
+                        f"{few(names)} of shape {shapes} cannot be read as {_at(rule.ours, i)!r} in the "
                         f"{self.name} dialect."
                     ) from None
         unused = [name for name in left if _found(self.unused, name)]
@@ -221,20 +222,20 @@ class Dialect:
             )
         return found, hints, unused
 
-    def write(self, state: Mapping[str, Tensor], config: ViTConfig) -> Tensors:
+    def write(self, state: Mapping[str, Tensor], config: Config) -> Tensors:
         """Translate the model's tensors into a file's; each of them must have a rule."""
         left, result = dict(state), Tensors()
         for rule in self.rules:
             for i in _blocks(rule.ours, left):
-                parts = rule.form.write(left.pop(rule.ours.replace("{i}", i)), config)
+                parts = rule.form.write(left.pop(_at(rule.ours, i)), config)
                 for name, part in zip(rule.theirs, parts, strict=True):
-                    result[name.replace("{i}", i)] = part
+                    result[_at(name, i)] = part
         if left:
             raise CannotExpress(f"The {self.name} dialect has no place for {few(list(left))}.")
         return self.finish(result, config)
 
 
-def complete_positions(state: Tensors, config: ViTConfig) -> None:
+def complete_positions(state: Tensors, config: Config) -> None:
     """Bring positions into the model's form, in place: one row for the class token (if any), none for registers.
 
     timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token).
@@ -244,9 +245,10 @@ def complete_positions(state: Tensors, config: ViTConfig) -> None:
         state: tensors by the model's names.
         config: the model they are for, with the image size of the file.
     """
-    table, n = state.get("positions.table"), int(config.class_token)
-    if table is None or table.dim() != 3:
+    table = state.get("positions.table")
+    if table is None or table.dim() != 3 or not isinstance(config, ViTConfig):
         return
+    n = int(config.class_token)
     extra = table.shape[1] - config.num_patches
     if n and extra == 0:
         state["positions.table"] = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
@@ -307,15 +309,35 @@ def _respelled(respell: tuple[tuple[str, str], ...], name: str) -> str:
 
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(r"\{i\}", r"(?P<i>\d+)"))
+    def number(match: re.Match[str]) -> str:  # only spellings that `_at` gives back
+        spelled = rf"\d{{{match['digits']}}}" if match["digits"] else r"[1-9]\d*" if match["shift"] else r"\d+"
+        return f"(?P<i>{spelled})"
+
+    return re.compile(NUMBER.sub(number, re.escape(name)))
+
+
+# {i}, {i+1} or {i+1:02} in a template, as re.escape leaves them or as they are
+NUMBER = re.compile(r"\\?\{i(?:\\?\+(?P<shift>1))?(?::0(?P<digits>\d))?\\?\}")
+
+
+def _at(template: str, i: str) -> str:
+    """Put our number of a block into a template."""
+
+    def number(match: re.Match[str]) -> str:
+        if not match["shift"]:
+            return i
+        return str(int(i) + 1).zfill(int(match["digits"] or 1))
+
+    return NUMBER.sub(number, template)
 
 
 def _blocks(template: str, names: AbstractSet[str] | Mapping[str, Tensor]) -> list[str]:
-    """List the values of {i} for which the template is among the names; [""] or [] for a template without {i}."""
-    if "{i}" not in template:
+    """List our numbers of the blocks for which the template is among the names; [""] or [] if it has no number."""
+    if (number := NUMBER.search(template)) is None:
         return [""] if template in names else []
     pattern = _pattern(template)
-    return [match["i"] for name in list(names) if (match := pattern.fullmatch(name))]
+    found = [match["i"] for name in list(names) if (match := pattern.fullmatch(name))]
+    return [str(int(i) - 1) for i in found] if number["shift"] else found
 
 
 def few(names: Sequence[str], count: int = 4) -> str:

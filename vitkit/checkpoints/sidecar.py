@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError, UnreadableFile
-from vitkit.model.config import InputSpec, ViTConfig
+from vitkit.model.backbone import Config
+from vitkit.model.config import InputSpec
+from vitkit.model.create import config_from_dict
 
 VERSION = 1
 
@@ -24,13 +26,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def describe(config: ViTConfig, spec: InputSpec, **more: Any) -> str:
+def describe(config: Config, spec: InputSpec, **more: Any) -> str:
     """Return, as JSON, what travels with weights: architecture, numerics, preprocessing and class names."""
     values = {"version": VERSION, "config": config.to_dict(), "input_spec": spec.to_dict(), **more}
     return json.dumps(values, sort_keys=True, indent=1)
 
 
-def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str], str] | None:
+def understand(text: str) -> tuple[Config, InputSpec, dict[str, str], str] | None:
     """Parse what `describe` returned: configuration, InputSpec, extra strings, licence; None for another text.
 
     Raises:
@@ -40,7 +42,7 @@ def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str], str] | 
         values = json.loads(text)
         spec = InputSpec.from_dict(values["input_spec"])
         extra, licence = dict(values.get("extra") or {}), str(values.get("licence") or "")
-        return ViTConfig.from_dict(values["config"]), spec, extra, licence
+        return config_from_dict(values["config"]), spec, extra, licence
     except ConfigError as error:  # to ignore it would be to compute something else
         raise UnreadableFile(
             f"Expected weights that this version of vitkit can describe; {error} A newer vitkit may have written them."
@@ -49,13 +51,13 @@ def understand(text: str) -> tuple[ViTConfig, InputSpec, dict[str, str], str] | 
         return None
 
 
-def write(weights: Path, config: ViTConfig, spec: InputSpec, dialect: str, **more: Any) -> None:
+def write(weights: Path, config: Config, spec: InputSpec, dialect: str, **more: Any) -> None:
     """Write the sidecar of a file that has just been written."""
     text = describe(config, spec, dialect=dialect, sha256=sha256(weights), **more)
     place(weights).write_text(text + "\n", encoding="utf-8")
 
 
-def read(weights: Path, notes: list[str]) -> tuple[ViTConfig, InputSpec, str] | None:
+def read(weights: Path, notes: list[str]) -> tuple[Config, InputSpec, str] | None:
     """Read the sidecar of a file: configuration, InputSpec, licence.
 
     Args:

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from vitkit.checkpoints import external_configs
 from vitkit.checkpoints.dialects import skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.errors import CannotExpress
+from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
 from vitkit.model.config import ViTConfig
 from vitkit.model.parts.positions import RULES
-from vitkit.model.vit import ViT
+from vitkit.model.resnet_config import ResNetConfig
 
 BAR = 5e-6  # relative to the largest logit: the difference between two orders of summation in float32
 Peer = Callable[[Tensor], Tensor]
@@ -62,6 +64,8 @@ class Comparison:
 
 def _timm(checkpoint: Checkpoint) -> Any:
     timm, c = peer("timm"), checkpoint.config
+    if isinstance(c, ResNetConfig):
+        return _timm_resnet(checkpoint, c)
     if c.pre_logits:
         raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
     helpers = importlib.import_module("timm.models.vision_transformer")
@@ -93,6 +97,24 @@ def _timm(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
+def _timm_resnet(checkpoint: Checkpoint, c: ResNetConfig) -> Any:
+    resnetv2, layers = importlib.import_module("timm.models.resnetv2"), importlib.import_module("timm.layers")
+    model = resnetv2.ResNetV2(
+        layers=c.depths,
+        channels=c.hidden_sizes,
+        stem_chs=c.embedding_size,
+        num_classes=c.num_classes,
+        in_chans=c.num_channels,
+        stem_type="fixed",
+        conv_layer=partial(layers.StdConv2d, eps=1e-8),
+    )
+    if checkpoint.dialect.name == "google":
+        model.load_pretrained(str(checkpoint.files.weights))
+    else:
+        model.load_state_dict(checkpoint.raw(), strict=True)
+    return model.eval()
+
+
 def _no_class_row(raw: Mapping[str, Tensor], c: ViTConfig) -> bool:
     """Whether a table of positions has no row for the class token (timm's no_embed_class)."""
     rows = raw["pos_embed"].shape[1]
@@ -107,6 +129,8 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     library.utils.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
     beside = files.config or external_configs.write_config(c, checkpoint.input_spec, checkpoint.dialect.name)
+    if isinstance(c, ResNetConfig):
+        return _transformers_resnet(library, checkpoint, beside)
     kinds = {
         "vit": "ViTForImageClassification" if c.num_classes else "ViTModel",
         "dinov2": "Dinov2Model",
@@ -128,8 +152,21 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     return run
 
 
+def _transformers_resnet(library: Any, checkpoint: Checkpoint, beside: Mapping[str, Any]) -> Any:
+    config = library.AutoConfig.for_model(**{k: v for k, v in beside.items() if k != "vitkit"})
+    kind = library.BitForImageClassification if checkpoint.config.num_classes else library.BitModel
+    model = kind.from_pretrained(None, config=config, state_dict=checkpoint.raw(), dtype=torch.float32).eval()
+
+    def run(x: Tensor) -> Any:
+        out = model(x)
+        return out.logits if checkpoint.config.num_classes else out.pooler_output.flatten(1)
+
+    return run
+
+
 def _torchvision(checkpoint: Checkpoint) -> Any:
     library, c = peer("torchvision"), checkpoint.config
+    assert isinstance(c, ViTConfig)  # torchvision has no dialect for ResNets here
     module = importlib.import_module("torchvision.models.vision_transformer")
     model = library.models.VisionTransformer(
         image_size=c.image_hw[0],
@@ -158,6 +195,7 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {  # properties that may explain a diff
     "layer_norm_eps": (1e-6, 1e-12, 1e-5),
     "hidden_act": ("gelu", "gelu_tanh"),
     "position_resize": tuple(RULES),
+    "standardisation": ("bit", "google", "timm"),
 }
 
 
@@ -181,7 +219,7 @@ def peer(name: str) -> Any:
 _KEPT: list[Any] = []  # definitions last as long as their library object
 
 
-def noise(config: ViTConfig) -> Tensor:
+def noise(config: Config) -> Tensor:
     """Return two images of random pixels, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, config.num_channels, *config.image_hw, generator=generator)
@@ -194,7 +232,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 @torch.inference_mode()
 def compare(
-    source: str | Path, model: ViT | None = None, photos: Tensor | None = None, **overrides: Any
+    source: str | Path, model: Backbone | None = None, photos: Tensor | None = None, **overrides: Any
 ) -> list[Comparison]:
     """Compare the outputs of a file in its own library with those in vitkit.
 
@@ -227,17 +265,17 @@ def compare(
     return rows
 
 
-def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tensor, outputs: Tensor) -> str:
+def _explain(source: str | Path, overrides: dict[str, Any], model: Backbone, x: Tensor, outputs: Tensor) -> str:
     """Find the fewest properties that, changed in our model, make it equal to theirs; empty if there are none."""
     config, state = model.config, model.state_dict()
     for changes in _changes(config):
-        table = state["positions.table"]
+        tables = {}
         if "position_resize" in changes:  # matters only if positions were resized on loading
-            table = open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]
-            if torch.equal(table, state["positions.table"]):
+            tables = {"positions.table": open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]}
+            if torch.equal(tables["positions.table"], state["positions.table"]):
                 continue
         other = skeleton(dataclasses.replace(config, **changes)).eval()
-        other.load_state_dict({**state, "positions.table": table}, assign=True)
+        other.load_state_dict({**state, **tables}, assign=True)
         if difference(other(x), outputs) <= BAR:
             return "explained by " + " and ".join(
                 f"{name}: the library uses {value}, vitkit {getattr(config, name)}" for name, value in changes.items()
@@ -245,9 +283,10 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: ViT, x: Tenso
     return ""
 
 
-def _changes(config: ViTConfig) -> Iterator[dict[str, Any]]:
-    for count in range(1, len(CANDIDATES) + 1):
-        for names in itertools.combinations(CANDIDATES, count):
+def _changes(config: Config) -> Iterator[dict[str, Any]]:
+    known = [name for name in CANDIDATES if hasattr(config, name)]
+    for count in range(1, len(known) + 1):
+        for names in itertools.combinations(known, count):
             for values in itertools.product(*(CANDIDATES[name] for name in names)):
                 if all(value != getattr(config, name) for name, value in zip(names, values, strict=True)):
                     yield dict(zip(names, values, strict=True))

@@ -12,14 +12,14 @@ from vitkit.checkpoints.atomic import staging
 from vitkit.checkpoints.dialects import DIALECTS, to_dialect
 from vitkit.checkpoints.reading import load
 from vitkit.errors import ConfigError, OutputError, pick
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 
 
-def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
+def save(model: Backbone, path: str | Path, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
     """Write a model, completely or not at all.
 
     Args:
-        model: a ViT.
+        model: a ViT or a ResNet.
         path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
         dialect: a row of DIALECTS (default: native).
         extra: free-form strings to keep in a native file.
@@ -65,7 +65,7 @@ def save(model: ViT, path: str | Path, dialect: str = "native", *, extra: Mappin
     return path
 
 
-def convert(source: str | Path, destination: str | Path, to: str = "native", **overrides: Any) -> ViT:
+def convert(source: str | Path, destination: str | Path, to: str = "native", **overrides: Any) -> Backbone:
     """Load one checkpoint and save it in another dialect.
 
     Args:

@@ -11,7 +11,7 @@ import typer
 from vitkit.cli.options import parse_size
 
 if TYPE_CHECKING:
-    from vitkit.model.config import ViTConfig
+    from vitkit.model.backbone import Config
 
 
 def describe(
@@ -76,7 +76,10 @@ def describe(
     if draw is not None:
         from vitkit.errors import ConfigError, OutputError
         from vitkit.explanations.diagram import DIAGRAMS
+        from vitkit.model.resnet_config import ResNetConfig
 
+        if isinstance(config, ResNetConfig):
+            raise ConfigError("--draw draws Vision Transformers; this model is a ResNet. Leave --draw out.")
         try:
             draw.mkdir(parents=True, exist_ok=True)
             for name, diagram in DIAGRAMS.items():
@@ -92,19 +95,19 @@ def describe(
             ) from error
 
 
-def _config(model: str, size: int | tuple[int, int] | None, num_classes: int | None, channels: int | None) -> ViTConfig:
+def _config(model: str, size: int | tuple[int, int] | None, num_classes: int | None, channels: int | None) -> Config:
     """Return the configuration of a variant with these changes, or of trained weights at this size."""
     from vitkit.errors import ConfigError, InputError
-    from vitkit.model.config import variant
+    from vitkit.model.create import configuration
 
     given = {"image_size": size, "num_classes": num_classes, "num_channels": channels}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
-        known = not Path(model).expanduser().exists() and variant(model)
+        known = not Path(model).expanduser().exists() and configuration(model)
     except ConfigError:
         known = False
     if known:
-        return variant(model, **changes)
+        return configuration(model, **changes)
     from vitkit.api import config_of
 
     config = config_of(model)

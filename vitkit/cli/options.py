@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from vitkit.model.vit import ViT
+    from vitkit.model.backbone import Backbone
     from vitkit.runtime import Runtime
     from vitkit.types import Progress, Tick
 
@@ -177,7 +177,7 @@ def loads_weights(command: Callable[..., None]) -> Callable[..., None]:
     return with_overrides
 
 
-def load(weights: str, runtime: Runtime, overrides: Mapping[str, Any]) -> ViT:
+def load(weights: str, runtime: Runtime, overrides: Mapping[str, Any]) -> Backbone:
     """Load a model onto the runtime's device.
 
     Args:

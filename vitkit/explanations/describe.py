@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.model.backbone import Backbone, Config
 from vitkit.model.config import ViTConfig
 from vitkit.model.count import flops, parameters
+from vitkit.model.create import build
 from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
 
@@ -53,27 +55,28 @@ def _shape(value: Any) -> Shape:
     return tuple(value.shape if isinstance(value, Tensor) else value)
 
 
-def meta(config: ViTConfig, batch: int = 1) -> tuple[ViT, Tensor]:
+def meta(config: Config, batch: int = 1) -> tuple[Backbone, Tensor]:
     """Return a model and a batch of images of its size, both on the meta device."""
     with torch.device("meta"):
-        return ViT(config).eval(), torch.empty(batch, config.num_channels, *config.image_hw)
+        return build(config).eval(), torch.empty(batch, config.num_channels, *config.image_hw)
 
 
-def describe(config: ViTConfig, batch: int = 1) -> list[Row]:
-    """List every module of a ViT, in the order in which an image passes through them.
+def describe(config: Config, batch: int = 1) -> list[Row]:
+    """List every module of a model, in the order in which an image passes through them.
 
     Args:
         config: the architecture.
         batch: batch size B of the shapes (default: 1).
     """
     model, x = meta(config, batch)
-    model.pool.rows = None  # every block with all tokens: otherwise the last one computes only those that Eq. 4 reads
+    if isinstance(model, ViT):
+        model.pool.rows = None  # show all tokens in the last block too, not only those that Eq. 4 reads
     return rows_of(model, x)
 
 
-def differences(config: ViTConfig) -> str:
-    """Return a sentence that names the parts that are not the paper's; empty if there are none."""
-    odd = unfit(config, {})
+def differences(config: Config) -> str:
+    """Return a sentence that names the parts of a ViT that are not the paper's; empty if there are none."""
+    odd = unfit(config, {}) if isinstance(config, ViTConfig) else []
     return f"Parts that are not the paper's: {', '.join(odd)}." if odd else ""
 
 
@@ -145,7 +148,7 @@ class Summary:
         rows: its modules.
     """
 
-    config: ViTConfig
+    config: Config
     rows: list[Row]
 
     @property
@@ -157,7 +160,7 @@ class Summary:
         """Name, class, input, output and parameters of every row."""
         return [
             (
-                "  " * row.depth + (row.name.rpartition(".")[2] or "ViT"),
+                "  " * row.depth + (row.name.rpartition(".")[2] or row.kind),
                 row.kind,
                 "" if row.input is None else str(list(row.input)),
                 "" if row.output is None else str(list(row.output)),

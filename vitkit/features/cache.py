@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vitkit.errors import OutputError
 from vitkit.features.choice import Choice
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.types import Array
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS features (space INTEGER NOT NULL, image BLOB NOT NULL
 """
 
 
-def backbone_hash(model: ViT) -> str:
+def backbone_hash(model: Backbone) -> str:
     """Hash all weights except the head's, and the part of the configuration that changes features.
 
     Args:
@@ -75,7 +75,7 @@ def _bytes(tensor: Tensor) -> Array:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def space_of(model: ViT, choice: Choice, precision: str = "fp32") -> dict[str, Any]:
+def space_of(model: Backbone, choice: Choice, precision: str = "fp32") -> dict[str, Any]:
     """Describe everything but the image that determines a feature.
 
     Args:

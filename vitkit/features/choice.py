@@ -1,7 +1,8 @@
 """Which vector is the feature? CHOICES says it; every result names its choice.
 
 cls            the class token after the final LayerNorm: y of Eq. 4
-mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so)
+mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so); in
+               a ResNet, the mean of the last feature map, its only feature
 pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
 cls+mean, map, distilled   what a model with such a pool feeds to its head
 layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, pick
+from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import indices
-from vitkit.model.config import ViTConfig
 from vitkit.model.parts.pools import POOLS
+from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 
 
@@ -67,13 +69,15 @@ class Choice:
     layers: tuple[int, ...]
     width: int
 
-    def of(self, model: ViT, x: Tensor) -> Tensor:
+    def of(self, model: Backbone, x: Tensor) -> Tensor:
         """Features [B, F] of pixels [B, C, H, W], by one pass of a model in eval mode.
 
         Args:
             model: the backbone.
             x: pixels, normalised as the model's InputSpec says.
         """
+        if not isinstance(model, ViT):
+            return model.features(x)
         if not self.layers:
             return CHOICES[self.name](model, x)
         found: dict[int, Tensor] = {}
@@ -86,7 +90,7 @@ class Choice:
         return torch.cat([found[layer] for layer in self.layers], dim=1)
 
 
-def choose(text: str | None, config: ViTConfig) -> Choice:
+def choose(text: str | None, config: Config) -> Choice:
     """The feature that a word means for a model.
 
     Args:
@@ -96,6 +100,10 @@ def choose(text: str | None, config: ViTConfig) -> Choice:
     Raises:
         ConfigError: no such feature, or the model does not have it.
     """
+    if isinstance(config, ResNetConfig):
+        if text not in (None, "mean"):
+            raise ConfigError(f"A ResNet has one feature, the mean of its last feature map: mean; got {text!r}.")
+        return Choice("mean", (), config.width)
     text = text or config.pool
     if match := re.fullmatch(r"layers:\s*(-?\d+(?:\s*,\s*-?\d+)*)", text):
         given = [int(number) for number in match[1].split(",")]

@@ -24,8 +24,8 @@ from vitkit.data.order import share
 from vitkit.errors import BadImage, DataError, InputError, VitkitError
 from vitkit.features.cache import FeatureCache, Space, space_of
 from vitkit.features.choice import Choice, choose
+from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of, evaluating
-from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.types import Array, Tick
 
@@ -116,7 +116,7 @@ class Filled:
 
 
 def fill(
-    model: ViT,
+    model: Backbone,
     source: Source,
     cache: FeatureCache,
     *,
@@ -203,7 +203,7 @@ def fill(
     )
 
 
-def embed(model: ViT, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
+def embed(model: Backbone, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
     """Return the features of a data set, computing only what is not in the cache. Takes the arguments of `fill`."""
     return fill(model, source, cache, **how).read()
 

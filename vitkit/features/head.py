@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from vitkit.errors import ConfigError
 from vitkit.features.choice import Choice
+from vitkit.model.backbone import Backbone
 from vitkit.model.parts.pools import POOLS
 from vitkit.model.vit import ViT
 from vitkit.types import Array
@@ -69,7 +71,7 @@ class Standard:
         return (X - self.m) / self.s
 
 
-def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -> ViT:
+def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choice) -> Backbone:
     """Return an ordinary model with the backbone of `model` and this head.
 
     Args:
@@ -82,22 +84,27 @@ def attach(model: ViT, head: Head, class_names: Sequence[str], choice: Choice) -
         ConfigError: a Vision Transformer cannot feed this feature to its head.
     """
     check_attachable(choice)
-    c, pool = model.config, choice.name if choice.name in POOLS else model.config.pool
-    fields: dict[str, Any] = {"pool_prefix": False, "pool_heads": None, "pool_intermediate_size": None}  # of `map`
-    config = dataclasses.replace(
-        c,
-        num_classes=len(class_names),
-        pre_logits=choice.name == "pre-logits",
-        norm_after_pool=c.norm_after_pool and choice.name != "cls",
-        without_bias=tuple(name for name in c.without_bias if name != "head"),
-        **{"pool": pool, **(fields if pool != "map" else {})},
-    )
     new = copy.copy(model)
     new._modules = dict(model._modules)  # a table of its own, so that replacing the head leaves `model` as it is
-    new.config, new.input_spec = config, dataclasses.replace(model.input_spec, class_names=tuple(class_names))
-    new.pool = model.pool if pool == c.pool else POOLS[pool](config)
-    new.pre_logits = model.pre_logits if config.pre_logits else None
-    new.head = new.pool.head(config).to(model.patch_embedding.projection.weight)
+    new.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(class_names))
+    pool, weight = "mean", next(model.parameters())
+    if isinstance(new, ViT):
+        c, pool = new.config, choice.name if choice.name in POOLS else new.config.pool
+        fields: dict[str, Any] = {"pool_prefix": False, "pool_heads": None, "pool_intermediate_size": None}  # of `map`
+        new.config = dataclasses.replace(
+            c,
+            num_classes=len(class_names),
+            pre_logits=choice.name == "pre-logits",
+            norm_after_pool=c.norm_after_pool and choice.name != "cls",
+            without_bias=tuple(name for name in c.without_bias if name != "head"),
+            **{"pool": pool, **(fields if pool != "map" else {})},
+        )
+        new.pool = new.pool if pool == c.pool else POOLS[pool](new.config)
+        new.pre_logits = new.pre_logits if new.config.pre_logits else None
+        new.head = new.pool.head(new.config).to(weight)
+    else:
+        new.config = dataclasses.replace(new.config, num_classes=len(class_names))
+        new.head = nn.Linear(new.config.width, len(class_names)).to(weight)
     new.head.load_state_dict({name: torch.from_numpy(value) for name, value in _tensors(head, pool)})
     return new.eval()
 

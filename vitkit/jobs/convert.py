@@ -14,8 +14,7 @@ from torch import Tensor
 from vitkit.checkpoints.verify import Comparison, compare
 from vitkit.data.samples import sample_photo
 from vitkit.errors import CannotExpress, CheckpointError
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone, Config
 
 
 def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
@@ -26,14 +25,14 @@ def square_photo(name: str, size: tuple[int, int]) -> Image.Image:
     return photo.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
 
 
-def photos(config: ViTConfig) -> Tensor:
+def photos(config: Config) -> Tensor:
     """Return scikit-learn's two photos as pixels between -1 and 1, with the size and channels that a model takes."""
     images = [np.asarray(square_photo(name, config.image_hw)) for name in ("china", "flower")]
     x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1  # [2, 3, H, W]
     return x[:, torch.arange(config.num_channels) % 3]
 
 
-def prove(model: ViT, source: str | Path, destination: str | Path, **overrides: Any) -> Iterator[str | Comparison]:
+def prove(model: Backbone, source: str | Path, destination: str | Path, **overrides: Any) -> Iterator[str | Comparison]:
     """Compare the file that was read and the one that was written; yield a heading and the comparisons for each.
 
     Args:

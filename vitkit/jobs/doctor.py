@@ -16,7 +16,7 @@ from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill
 from vitkit.features.labels import rank
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.reports import doctor_page
 from vitkit.runtime import Runtime
 from vitkit.types import Progress, Tick
@@ -29,7 +29,7 @@ __all__ = ["doctor", "examine", "look_at_features", "write_page"]
 def doctor(
     data: str | Path,
     *,
-    model: ViT | None = None,
+    model: Backbone | None = None,
     cache: FeatureCache | None = None,
     batch_size: int = 64,
     workers: int | None = None,
@@ -55,7 +55,7 @@ def doctor(
 
 def look_at_features(
     report: Report,
-    model: ViT,
+    model: Backbone,
     cache: FeatureCache,
     *,
     batch_size: int = 64,

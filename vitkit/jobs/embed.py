@@ -15,7 +15,7 @@ from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import Filled, fill
 from vitkit.features.export import check, export
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
 from vitkit.types import Tick
 
@@ -56,7 +56,7 @@ def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
 
 
 def embed(
-    model: ViT,
+    model: Backbone,
     sources: dict[str, Source],
     cache: FeatureCache,
     *,

@@ -23,8 +23,8 @@ from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import cells, class_names
 from vitkit.explanations import draw
+from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier
-from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
@@ -195,7 +195,7 @@ class ByEngine:
         name: a row of ENGINES; `self.name` is the engine that actually runs.
     """
 
-    def __init__(self, model: ViT, name: str) -> None:
+    def __init__(self, model: Backbone, name: str) -> None:
         self.model, self.name = model.eval(), chosen(name, model)
         self.config, self.input_spec = model.config, model.input_spec
         self.forward, self.tolerance = ENGINES[self.name].build(model), ENGINES[self.name].tolerance

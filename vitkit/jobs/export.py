@@ -21,7 +21,7 @@ from vitkit.evaluation.match import match_classes
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Images
 from vitkit.jobs.evaluate import part_of, run_of
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.exported import EXPORTS, Card, Exported, export, open_exported
 from vitkit.types import Array, Tick
@@ -100,7 +100,7 @@ def default_place(weights: str | Path, to: str, merge: int = 0) -> Path:
 def images_for(
     data: str | Path | None,
     weights: str | Path,
-    model: ViT,
+    model: Backbone,
     calibrate: int,
     report: int,
     split: str | None = None,
@@ -158,7 +158,7 @@ def images_for(
     return Shown(calibration, Subset(whole, rest), words, labelled)
 
 
-def names_match(source: Source, model: ViT) -> bool:
+def names_match(source: Source, model: Backbone) -> bool:
     """Return whether the data's classes are the model's."""
     try:
         match_classes(source.class_names, class_names(model))
@@ -168,7 +168,7 @@ def names_match(source: Source, model: ViT) -> bool:
 
 
 def export_file(
-    model: ViT,
+    model: Backbone,
     to: str,
     out: str | Path,
     images: Shown,
@@ -234,7 +234,7 @@ def export_file(
 
 
 def reported(
-    model: ViT,
+    model: Backbone,
     fast: Exported,
     images: Shown,
     tolerance: float | None,

@@ -20,7 +20,7 @@ from vitkit.explanations.patches import PICTURES, draw_all, embedding
 from vitkit.jobs.explain import at_size
 from vitkit.jobs.figures import sample_photos
 from vitkit.model.config import variant
-from vitkit.model.create import create
+from vitkit.model.create import need_vit
 from vitkit.model.vit import ViT
 from vitkit.types import Plotted
 
@@ -80,7 +80,7 @@ def model_for(
         overrides: other arguments of `vitkit.load`, for trained weights.
     """
     if weights is not None:
-        return load(weights, **overrides)
+        return need_vit(load(weights, **overrides), "Cutting an image into patches")
     if overrides:
         raise ConfigError(
             f"Expected --from with {', '.join(overrides)}, which only applies to weights; got none. Give weights."
@@ -88,7 +88,8 @@ def model_for(
     config = variant(model)
     torch.manual_seed(seed)
     P = patch_size or config.patch_size
-    vit = create(model, patch_size=P, image_size=image_size or [side // P * P for side in config.image_hw]).eval()
+    size = image_size or (config.image_hw[0] // P * P, config.image_hw[1] // P * P)
+    vit = ViT(variant(model, patch_size=P, image_size=size)).eval()
     vit.input_spec = dataclasses.replace(vit.input_spec, resize="crop", interpolation="bicubic")
     return vit
 

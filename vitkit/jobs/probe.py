@@ -25,7 +25,7 @@ from vitkit.features.head import attach, check_attachable
 from vitkit.features.probe import Fitted, Options, check_trainable, fit, tables
 from vitkit.jobs.evaluate import Evaluation, write
 from vitkit.jobs.splits import absolute
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
 from vitkit.training.lock import locked
 from vitkit.training.run_folder import RunFolder
@@ -99,7 +99,7 @@ class Probe:
     """
 
     run: RunFolder
-    model: ViT
+    model: Backbone
     results: tuple[Result, ...]
     evaluation: Evaluation
     train: Filled
@@ -154,7 +154,7 @@ def _check_classes(train: Source, held: Source, own: str) -> None:
 
 
 def probe(
-    model: ViT,
+    model: Backbone,
     data: str | Path,
     out: str | Path,
     cache: FeatureCache,

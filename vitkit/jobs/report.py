@@ -21,8 +21,9 @@ from vitkit.errors import UnreadableFile, VitkitError
 from vitkit.jobs.evaluate import evaluate, part_of
 from vitkit.jobs.listing import list_runs
 from vitkit.jobs.splits import train_and_val
+from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import device_of
 from vitkit.model.count import flops
-from vitkit.model.vit import ViT
 from vitkit.reports import PageInputs, comparison, page
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
@@ -81,9 +82,9 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _affordable(model: ViT, work: float, least: int, most: int) -> int:
+def _affordable(model: Backbone, work: float, least: int, most: int) -> int:
     """Return how many images to process with a budget of `work` FLOPs on a CPU; `most` on an accelerator."""
-    if model.positions.table.device.type != "cpu":
+    if device_of(model).type != "cpu":
         return most
     return int(min(max(work / flops(model.config), least), most))
 
@@ -128,7 +129,7 @@ def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:
 
 
 def _evaluated(
-    run: RunFolder, model: ViT, held: Source, words: str, notes: list[str], progress: Tick | None
+    run: RunFolder, model: Backbone, held: Source, words: str, notes: list[str], progress: Tick | None
 ) -> dict[str, Any]:
     most = _affordable(model, 2e13, 100, MOST_IMAGES)
     if len(held) > most:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, UnreadableFile, pick
 from vitkit.jobs.splits import absolute, train_and_val
-from vitkit.model.config import InputSpec, ViTConfig, check_fields, variant
+from vitkit.model.backbone import Backbone, Config
+from vitkit.model.config import InputSpec, ViTConfig, check_fields
+from vitkit.model.create import build, config_from_dict, configuration, need_vit
+from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward, refuse_fp8
@@ -54,7 +58,7 @@ class Prepared:
         resume: whether to resume the run at `out`.
     """
 
-    model: ViT
+    model: Backbone
     train: Source
     val: Source | None
     recipe: Recipe
@@ -76,7 +80,7 @@ def prepare(
     out: str | Path,
     *,
     recipe: str | Recipe | None = None,
-    model: str | ViTConfig | ViT | None = None,
+    model: str | Config | Backbone | None = None,
     fields: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
@@ -96,7 +100,7 @@ def prepare(
         out: the run folder.
         recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
         model: a variant, a configuration, or a model to train in place (default: the recipe's own model).
-        fields: fields of ViTConfig to change in a new model.
+        fields: fields of the configuration to change in a new model.
         weights: anything that `vitkit.load` accepts.
         loading: other arguments of `vitkit.load`, such as `num_attention_heads` or `mean`.
         image_size: in pixels (default: the recipe's, or else the model's own).
@@ -114,8 +118,9 @@ def prepare(
     data = data if data is not None else RunFolder(out, stored).data
     if not str(data):
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
-    own, model = (model, CUSTOM) if isinstance(model, ViT | ViTConfig) else (None, model or stored.get("model"))
-    fields = check_fields(fields or stored.get("fields") or {}, "A model")
+    own, model = (model, CUSTOM) if isinstance(model, Backbone | Config) else (None, model or stored.get("model"))
+    kind: type[Config] = ResNetConfig if resnet_name(str(model)) or isinstance(own, ResNetConfig) else ViTConfig
+    fields = check_fields(fields or stored.get("fields") or {}, "A model", kind)
     weights = str(weights) if weights else stored.get("weights")
     loading = loading or stored.get("loading") or {}
     if loading and weights is None:
@@ -130,21 +135,21 @@ def prepare(
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
     if stored and RunFolder(out, stored).latest() and model == stored["model"] and weights == stored["weights"]:
-        config = ViTConfig.from_dict(stored["same"]["config"])  # the weights come from the state
-        built = own if isinstance(own, ViT) else ViT(config, InputSpec.from_dict(stored["input_spec"]))
+        config = config_from_dict(stored["same"]["config"])  # the weights come from the state
+        built = own if isinstance(own, Backbone) else build(config, InputSpec.from_dict(stored["input_spec"]))
         built.licence = stored.get("licence", "")
     elif weights is not None:
         built = pretrained(weights, how, train.class_names, image_size, **loading)
-    elif isinstance(own, ViT):
+    elif isinstance(own, Backbone):
         built = own
         if own.config.num_classes != len(train.class_names):
             new_head(own, train.class_names, how.head_bias)
     else:
-        new = own or (ViTConfig.from_dict(stored["same"]["config"]) if model == CUSTOM else model)
+        new = own or (config_from_dict(stored["same"]["config"]) if model == CUSTOM else model)
         built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
     built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
     if chosen.precision == "fp8":
-        refuse_fp8(built.config, runtime.device)
+        refuse_fp8(need_vit(built, "--precision fp8").config, runtime.device)
     freeze(built, how.freeze)
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
@@ -204,7 +209,7 @@ def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
         run,
         runtime,
         watch,
-        wrap_forward=partial(TrainingForward, graph=alone, fp8=ready.settings.precision == "fp8"),
+        wrap_forward=partial(_wrapped, graph=alone, fp8=ready.settings.precision == "fp8"),
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":
@@ -217,6 +222,11 @@ def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
     if outcome.step == at and runtime.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is already finished: all {loop.total:,} steps are done."})
     return outcome
+
+
+def _wrapped(model: Backbone, graph: bool, fp8: bool) -> nn.Module:
+    """Return the fused training forward of a ViT; a ResNet is its own."""
+    return TrainingForward(model, graph=graph, fp8=fp8) if isinstance(model, ViT) else model
 
 
 def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
@@ -257,7 +267,7 @@ def _check_model(model: str | None, weights: str | None, fields: Mapping[str, An
     if fields and weights is not None:
         raise ConfigError(f"Expected --set with a new model; got --set {next(iter(fields))} and --from weights.")
     if model is not None and model != CUSTOM:
-        variant(model, **fields)
+        configuration(model, **fields)
     elif weights is None and recipe.config is None:
         raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
 
@@ -339,10 +349,7 @@ def _notes(
     if (
         model not in (None, CUSTOM)
         and recipe.models
-        and not any(
-            variant(model).hidden_size == variant(m).hidden_size and variant(model).patch_size == variant(m).patch_size
-            for m in recipe.models
-        )
+        and not any(configuration(model) == configuration(m) for m in recipe.models)
     ):
         notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}, not for {model}.")
     return notes
@@ -372,7 +379,7 @@ def _other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check_space(out: Path, model: ViT, recipe: Recipe) -> None:
+def _check_space(out: Path, model: Backbone, recipe: Recipe) -> None:
     """Refuse to start if the disk cannot hold the states (those that are kept and a new one) and the checkpoints."""
     weights = sum(p.numel() * 4 for p in model.parameters())
     state = weights * (1 + (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema is not None))

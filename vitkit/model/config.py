@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from vitkit.errors import ConfigError, UnreadableFile, nearest, pick
 from vitkit.model import checks
 from vitkit.model.checks import pair
+from vitkit.model.resnet_config import ResNetConfig, resnet_name, resnet_of
 
 C = TypeVar("C", bound="ViTConfig | InputSpec")
 
@@ -340,6 +341,11 @@ class ViTConfig:
         return self.class_token + self.num_register_tokens
 
     @property
+    def width(self) -> int:
+        """Number of features: D."""
+        return self.hidden_size
+
+    @property
     def head_size(self) -> int:
         """d = D / h, the width of one head."""
         return self.hidden_size // self.num_attention_heads
@@ -460,13 +466,13 @@ class InputSpec:
             raise ConfigError(f"class_names must all be different; {twice!r} occurs twice.")
 
     @classmethod
-    def of(cls, config: ViTConfig) -> InputSpec:
+    def of(cls, config: ViTConfig | ResNetConfig) -> InputSpec:
         """Return the default for a new model: its size and channels, and Google's preprocessing (squash, mean 0.5)."""
         count = config.num_channels
         channels: Channels = "rgb" if count == 3 else "gray" if count == 1 else "raw"
         return cls(size=config.image_hw, channels=channels, mean=(0.5,) * count, std=(0.5,) * count)
 
-    def check(self, config: ViTConfig) -> InputSpec:
+    def check(self, config: ViTConfig | ResNetConfig) -> InputSpec:
         """Return self if it fits `config`; otherwise raise a ConfigError that names both sides."""
         if len(self.mean) != config.num_channels:
             raise ConfigError(
@@ -548,15 +554,16 @@ _NAME = re.compile(r"(?:vit[-_ ]?)?([a-z]+|so400m)(?:[-_/ ](\d+))?", re.IGNORECA
 _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
 
 
-def check_fields(values: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Return fields of ViTConfig by their own names; refuse an unknown one by name.
+def check_fields(values: Mapping[str, Any], who: str, kind: Any = None) -> dict[str, Any]:
+    """Return fields of a configuration by their own names; refuse an unknown one by name.
 
     Args:
         values: the fields; `num_labels` is accepted for num_classes.
         who: what takes them, for the message.
+        kind: the class of the configuration (default: ViTConfig).
     """
     values = {"num_classes" if name == "num_labels" else name: value for name, value in values.items()}
-    known = [f.name for f in fields(ViTConfig)]
+    known = [f.name for f in fields(kind or ViTConfig)]
     for name in values:
         if name not in known:
             raise ConfigError(f"{who} has no field {name!r}{nearest(name, known) or '.'} It takes {', '.join(known)}.")
@@ -577,6 +584,8 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         ConfigError: the fields do not work together.
     """
     key, found = str(name), {}
+    if resnet_name(key):
+        raise ConfigError(f"Expected a Vision Transformer, such as vit-b/16; {name!r} is a ResNet.")
     if match := _TIMM_NAME.fullmatch(key):
         size = _TIMM_SIZES.get(match[1].lower())
         key = f"vit-{size}/{match[2]}" if size else key
@@ -596,8 +605,10 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
     return dataclasses.replace(row, **check_fields(changes, "A model"))
 
 
-def variant_of(config: ViTConfig) -> str:
+def variant_of(config: ViTConfig | ResNetConfig) -> str:
     """Return the name of the published variant that a model is, or an empty string."""
+    if isinstance(config, ResNetConfig):
+        return resnet_of(config)
     same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return next(
         (

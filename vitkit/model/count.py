@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from vitkit.model.config import ViTConfig
+from vitkit.model.resnet_config import ResNetConfig
 
 
 def _norm(c: ViTConfig, width: int, place: str = "") -> int:
@@ -39,8 +41,12 @@ def _attention(c: ViTConfig, heads: int) -> int:
     return 4 * width * D + biases + norms + _relative(c, heads)                                    # U_qkv, U_msa
 
 
-def parameters(c: ViTConfig) -> int:
+def parameters(c: ViTConfig | ResNetConfig) -> int:
     """Count the parameters of a model."""
+    if isinstance(c, ResNetConfig):
+        convolutions = list(_convolutions(c.depths, c.hidden_sizes, c.embedding_size, c.num_channels, c.image_hw))
+        norms = 2 * sum(_pre_activation_norms(c)) + 2 * c.width
+        return sum(weights for weights, _ in convolutions) + norms + (c.width + 1) * c.num_classes
     D, M, K, PPC = c.hidden_size, c.intermediate_size, c.num_classes, c.patch_size ** 2 * c.num_channels
     L, branches = c.num_hidden_layers, 1 if c.block == "parallel" else 2
     embedding = PPC * D + (0 if "patches" in c.without_bias else D) + D * c.num_prefix_tokens      # E, tokens
@@ -57,12 +63,15 @@ def parameters(c: ViTConfig) -> int:
     return embedding + attention + rest * L + head
 
 
-def flops(c: ViTConfig) -> int:
-    """Count the floating-point operations per image: two per multiply-add of a matrix product.
+def flops(c: ViTConfig | ResNetConfig) -> int:
+    """Count the floating-point operations per image: two per multiply-add of a matrix product or a convolution.
 
     All tokens of all blocks count, as the field counts. The model itself does less: with class-token pooling its last
     block computes one token.
     """
+    if isinstance(c, ResNetConfig):
+        convolutions = _convolutions(c.depths, c.hidden_sizes, c.embedding_size, c.num_channels, c.image_hw)
+        return 2 * (sum(weights * places for weights, places in convolutions) + c.width * c.num_classes)
     D, M, N, T = c.hidden_size, c.intermediate_size, c.num_patches, c.num_prefix_tokens + c.num_patches
     products = 3 if c.hidden_act == "swiglu" else 2                                                # of an MLP
     scores = 3 if c.relative == "offsets" else 2                                                   # q k^T, A v, q r^T
@@ -75,3 +84,36 @@ def flops(c: ViTConfig) -> int:
         pool = 2 * D * D + 2 * read * D * D + 2 * read * D + products * D * (c.pool_intermediate_size or M)
     tokens = 2 if c.pool in ("distilled", "cls+mean") else 1
     return 2 * (embedding + layers + pool + c.pre_logits * D * D + tokens * D * c.num_classes)
+
+
+def _convolutions(
+    depths: tuple[int, ...], widths: tuple[int, ...], root: int, channels: int, image: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the weights of each convolution of a ResNet, and the number of places where it is computed."""
+    def halved(size: tuple[int, int]) -> tuple[int, int]:
+        return math.ceil(size[0] / 2), math.ceil(size[1] / 2)
+
+    size = halved(image)
+    yield 49 * channels * root, size[0] * size[1]
+    size, channels = halved(size), root                                                            # the max-pool
+    for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        for unit in range(depth):
+            before, narrow = size[0] * size[1], width // 4
+            if stage and not unit:
+                size = halved(size)
+            places = size[0] * size[1]
+            if not unit:                                                                           # the projection
+                yield channels * width, places
+            yield channels * narrow, before
+            yield 9 * narrow * narrow, places
+            yield narrow * width, places
+            channels = width
+
+
+def _pre_activation_norms(c: ResNetConfig) -> Iterator[int]:
+    """Yield the channels of each GroupNorm of a ResNet's units."""
+    channels = c.embedding_size
+    for depth, width in zip(c.depths, c.hidden_sizes, strict=True):
+        for _ in range(depth):
+            yield from (channels, width // 4, width // 4)
+            channels = width

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitkit.errors import InputError
 from vitkit.model.config import ViTConfig
+from vitkit.model.resnet_config import ResNetConfig
 
 
 def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
@@ -19,15 +20,7 @@ def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
     Raises:
         InputError: wrong rank, channels or type, or a side that is not a multiple of the patch and may not be padded.
     """
-    P = c.patch_size
-    if x.dim() != 4 or x.shape[1] != c.num_channels:
-        raise InputError(
-            f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
-            f"For other channels, create or load the model with num_channels=."
-        )
-    if not x.is_floating_point():
-        raise InputError(f"Expected floating-point pixels, normalised as model.input_spec says; got {x.dtype}.")
-    H, W = x.shape[2:]
+    P, (H, W) = c.patch_size, checked(x, c).shape[2:]
     if c.pad_input:
         return F.pad(x, (0, -W % P, 0, -H % P))  # right and bottom, with zeros
     if H % P or W % P:
@@ -36,6 +29,23 @@ def validate_and_pad(x: Tensor, c: ViTConfig) -> Tensor:
             f"got {H} x {W}. Resize to {max(H // P, 1) * P} x {max(W // P, 1) * P}, or create or "
             f"load the model with pad_input=True."
         )
+    return x
+
+
+def checked(x: Tensor, c: ViTConfig | ResNetConfig) -> Tensor:
+    """Return the pixels if they have the rank, channels and type that a model takes; else raise InputError.
+
+    Args:
+        x: [B, C, H, W].
+        c: the model's configuration.
+    """
+    if x.dim() != 4 or x.shape[1] != c.num_channels:
+        raise InputError(
+            f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
+            f"For other channels, create or load the model with num_channels=."
+        )
+    if not x.is_floating_point():
+        raise InputError(f"Expected floating-point pixels, normalised as model.input_spec says; got {x.dtype}.")
     return x
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError, InputError
+from vitkit.model.backbone import Backbone
 from vitkit.model.checks import Indices, indices, pair
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.init import initialise
@@ -176,13 +177,15 @@ class Block(nn.Module):
         return self.msa.attention(self.norm1(z), grid, heads, rows)
 
 
-class ViT(nn.Module):
+class ViT(Backbone):
     """A Vision Transformer. Usually made by `vitkit.create(name)` or `vitkit.load(source)`.
 
     Args:
         config: the architecture.
         input_spec: how images are prepared for it (default: `InputSpec.of(config)`).
     """
+
+    config: ViTConfig
 
     def __init__(self, config: ViTConfig | None = None, input_spec: InputSpec | None = None, **course: Any) -> None:
         from vitkit.model.parts.blocks import blocks  # they are made of Block

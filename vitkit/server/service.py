@@ -23,9 +23,11 @@ from vitkit.data.preprocess import normalize
 from vitkit.errors import Busy, ConfigError, InputError, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction
+from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
 from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
+from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
 from vitkit.server.metrics import Metrics
@@ -45,7 +47,7 @@ class Service:
     """One model that answers many clients at once.
 
     Args:
-        model: a ViT on its device and in its precision, or an exported file, which can only predict.
+        model: a ViT or a ResNet on its device and in its precision, or an exported file, which can only predict.
         settings: the limits.
         engine: a row of `speed.ENGINES` for predictions (default: `speed.usual` chooses). Features and explanations
             always come from the model itself.
@@ -56,7 +58,7 @@ class Service:
 
     def __init__(
         self,
-        model: ViT | Exported,
+        model: Backbone | Exported,
         settings: Settings | None = None,
         *,
         engine: str | None = None,
@@ -64,15 +66,15 @@ class Service:
         sha256: str | None = None,
         batcher: type[Batcher[Any, Any]] = Batcher,
     ) -> None:
-        self.model: Any = model.eval() if isinstance(model, ViT) else model
+        self.model: Any = model.eval() if isinstance(model, Backbone) else model
         self.settings = settings or Settings()
-        self.engine = chosen(engine, model) if isinstance(model, ViT) else model.card.form
+        self.engine = chosen(engine, model) if isinstance(model, Backbone) else model.card.form
         self.source, self.sha256 = source, sha256
         self.spec, self.device = model.input_spec, device_of(model)
-        self.dtype = model.patch_embedding.projection.weight.dtype if isinstance(model, ViT) else torch.float32
+        self.dtype = next(model.parameters()).dtype if isinstance(model, Backbone) else torch.float32
         self.names = class_names(model) if model.config.num_classes else ()
         check_type(self.device.type, self.dtype)
-        self.forward = ENGINES[self.engine].build(model) if isinstance(model, ViT) else model
+        self.forward = ENGINES[self.engine].build(model) if isinstance(model, Backbone) else model
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
@@ -108,12 +110,12 @@ class Service:
 
     @property
     def explains(self) -> bool:
-        """Whether it can embed and explain; an exported file can only predict."""
+        """Whether it can show attention; an exported file can only predict, and a ResNet has no attention."""
         return isinstance(self.model, ViT)
 
     def need_model(self) -> None:
         """Raise InputError if the model is an exported file."""
-        if not self.explains:
+        if not isinstance(self.model, Backbone):
             raise InputError(
                 f"This server runs an exported file ({self.engine}), which can only predict. Serve the weights "
                 f"themselves for embeddings and explanations."
@@ -204,6 +206,26 @@ class Service:
         """The model card: what a client needs to use the model and to know which one answered."""
         c, s = self.model.config, self.settings
         spec = {name: value for name, value in self.spec.to_dict().items() if name != "class_names"}
+        if isinstance(c, ResNetConfig):
+            inside = {
+                "patch_size": c.pixels,
+                "grid": [-(-side // c.pixels) for side in self.spec.size],
+                "layers": sum(c.depths),
+                "heads": [],
+                "width": c.width,
+                "prefix_tokens": 0,
+                "pool": "mean",
+            }
+        else:
+            inside = {
+                "patch_size": c.patch_size,
+                "grid": [-(-side // c.patch_size) for side in self.spec.size],
+                "layers": c.num_hidden_layers,
+                "heads": [list(c.heads_of(layer)) for layer in range(c.num_hidden_layers)],
+                "width": c.hidden_size,
+                "prefix_tokens": c.num_prefix_tokens,
+                "pool": c.pool,
+            }
         return {
             "source": self.source,
             "sha256": self.sha256,
@@ -215,13 +237,7 @@ class Service:
             "dtype": str(self.dtype).removeprefix("torch."),
             "classes": list(self.names),
             "input_spec": spec,
-            "patch_size": c.patch_size,
-            "grid": [-(-side // c.patch_size) for side in self.spec.size],
-            "layers": c.num_hidden_layers,
-            "heads": [list(c.heads_of(layer)) for layer in range(c.num_hidden_layers)],
-            "width": c.hidden_size,
-            "prefix_tokens": c.num_prefix_tokens,
-            "pool": c.pool,
+            **inside,
             "limits": {"files": s.max_files, "megabytes": s.max_megabytes, "megapixels": s.max_megapixels},
         }
 

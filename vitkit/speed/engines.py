@@ -1,4 +1,4 @@
-"""The ways to run a finished model: ENGINES. Each takes a ViT and returns a function from pixels to logits."""
+"""The ways to run a finished model: ENGINES. Each takes a model and returns a function from pixels to logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import pick
+from vitkit.model.backbone import Backbone
+from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
 
@@ -27,18 +29,18 @@ class Engine:
         cuda: whether it needs a CUDA device; without one cpu-fused runs instead.
     """
 
-    build: Callable[[ViT], Forward]
+    build: Callable[[Backbone], Forward]
     tolerance: float
     words: str
     cuda: bool = False
 
 
-def plain(model: ViT) -> Forward:
+def plain(model: Backbone) -> Forward:
     """Return the model itself."""
     return model
 
 
-def compiled(model: ViT) -> Forward:
+def compiled(model: Backbone) -> Forward:
     """Run torch.compile with a variable batch size: it compiles once for one image and once for several."""
     forward = torch.compile(model)
 
@@ -50,33 +52,33 @@ def compiled(model: ViT) -> Forward:
     return run
 
 
-def fused(model: ViT) -> Forward:
+def fused(model: Backbone) -> Forward:
     """Build the fused engine (fused.py), which shares the model's weights where their types match."""
     from vitkit.speed.fused import Fused
 
-    return Fused(model, share=True)
+    return Fused(need_vit(model, "The engine cpu-fused"), share=True)
 
 
-def on_cuda(build: Callable[[ViT], Forward], name: str) -> Callable[[ViT], Forward]:
+def on_cuda(build: Callable[[Backbone], Forward], name: str) -> Callable[[Backbone], Forward]:
     """Wrap a builder that needs a CUDA device: without one, the fused engine in full precision runs instead."""
     return lambda model: (build if chosen(name, model) == name else fused)(model)
 
 
-def fused_fp8(model: ViT) -> Forward:
+def fused_fp8(model: Backbone) -> Forward:
     """Build the fused engine with 8-bit matrix products (fp8.py)."""
     from vitkit.speed.fp8 import Fp8
 
-    return Fp8(model)
+    return Fp8(need_vit(model, "The engine fp8"))
 
 
-def exported(to: str) -> Callable[[ViT], Forward]:
+def exported(to: str) -> Callable[[Backbone], Forward]:
     """Return the builder of an engine that runs in another runtime, on the CPU.
 
     Args:
         to: a row of `exported.EXPORTS`.
     """
 
-    def build(model: ViT) -> Forward:
+    def build(model: Backbone) -> Forward:
         from vitkit.speed.exported import through
 
         return through(to, model)
@@ -102,7 +104,7 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def usual(model: ViT) -> str:
+def usual(model: Backbone) -> str:
     """Return the default engine for a model: the fastest that starts quickly and keeps the answers.
 
     Args:
@@ -111,11 +113,12 @@ def usual(model: ViT) -> str:
     weight = next(model.parameters())
     from vitkit.speed.fused import TAKES
 
-    fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and not unfit(model.config, TAKES)
+    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    fits = on_cpu and isinstance(model, ViT) and not unfit(model.config, TAKES)
     return "cpu-fused" if fits else "torch"
 
 
-def chosen(name: str | None, model: ViT) -> str:
+def chosen(name: str | None, model: Backbone) -> str:
     """Return the engine that will run: the requested one or the default. Warns when another one has to replace it.
 
     Args:
@@ -123,6 +126,8 @@ def chosen(name: str | None, model: ViT) -> str:
         model: on its device, in its precision.
     """
     name = name or usual(model)
+    if "fused" in name or name == "fp8":
+        need_vit(model, f"The engine {name}")
     if pick(ENGINES, name, "engine").cuda and not next(model.parameters()).is_cuda:
         warnings.warn(f"{name} needs a CUDA device; the engine cpu-fused runs instead.", stacklevel=3)
         return "cpu-fused"

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, InputError, UnreadableFile, pick
+from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
-from vitkit.model.config import InputSpec, ViTConfig
-from vitkit.model.inputs import validate_and_pad
-from vitkit.model.vit import ViT
+from vitkit.model.config import InputSpec
+from vitkit.model.create import config_from_dict
+from vitkit.model.inputs import checked, validate_and_pad
+from vitkit.model.resnet_config import ResNetConfig
 from vitkit.speed import onnx, openvino
 from vitkit.speed.graph import Graph
 from vitkit.types import Array
@@ -45,7 +47,7 @@ class Card:
     """
 
     form: str
-    config: ViTConfig
+    config: Config
     input_spec: InputSpec
     merge: int = 0
     any_size: bool = False
@@ -79,7 +81,7 @@ class Card:
             values = json.loads(text or "")
             return cls(
                 str(values["form"]),
-                ViTConfig.from_dict(values["config"]),
+                config_from_dict(values["config"]),
                 InputSpec.from_dict(values["input_spec"]),
                 int(values["merge"]),
                 bool(values["any_size"]),
@@ -110,8 +112,11 @@ class Exported:
         Args:
             x: pixels [B, C, H, W], normalized as `input_spec` says.
         """
-        device, x = x.device, validate_and_pad(x, self.config)
-        own = tuple(side * self.config.patch_size for side in self.config.grid)
+        device, c = x.device, self.config
+        if isinstance(c, ResNetConfig):
+            x, own = checked(x, c), c.image_hw
+        else:
+            x, own = validate_and_pad(x, c), (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
         if not len(x):
             raise InputError("Expected at least one image; got a batch of 0.")
         if not self.card.any_size and tuple(x.shape[2:]) != own:
@@ -196,12 +201,18 @@ EXPORTS: dict[str, Export] = {
 
 
 def export(
-    model: ViT, to: str, path: str | Path, *, merge: int = 0, pixels: Pixels = (), words: dict[str, str] | None = None
+    model: Backbone,
+    to: str,
+    path: str | Path,
+    *,
+    merge: int = 0,
+    pixels: Pixels = (),
+    words: dict[str, str] | None = None,
 ) -> Card:
     """Export a model to a file for another runtime.
 
     Args:
-        model: any ViT; it is not changed.
+        model: a ViT or a ResNet; it is not changed.
         to: a row of EXPORTS.
         path: the file, with the row's extension.
         merge: tokens to merge per block (default: 0, none); see merge.py for what that costs.
@@ -248,12 +259,12 @@ def open_exported(path: str | Path) -> Exported:
     return Exported(Card.from_json(text, path), run)
 
 
-def through(to: str, model: ViT) -> Exported:
+def through(to: str, model: Backbone) -> Exported:
     """Export a model to a temporary file and open it.
 
     Args:
         to: a row of EXPORTS that needs no calibration.
-        model: any ViT.
+        model: a ViT or a ResNet.
 
     Raises:
         ConfigError: the row needs images to calibrate on.

@@ -10,6 +10,8 @@ import copy
 
 from torch import Tensor, nn
 
+from vitkit.model.backbone import Backbone
+from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.parts.positions import Grid, PositionEmbedding
 from vitkit.model.vit import ViT
@@ -37,21 +39,22 @@ class AnyGrid(nn.Module):
 
 
 class Graph(nn.Module):
-    """A ViT's forward for inference, with the ViT's own weights.
+    """A model's forward for inference, with the model's own weights.
 
     Args:
-        model: any ViT.
+        model: a ViT or a ResNet.
         merge: tokens to merge in each block (default: none).
         any_size: whether the graph takes other image sizes; it never does when tokens are merged, or when positions
             are not those of ANY_SIZE.
     """
 
-    def __init__(self, model: ViT, merge: int = 0, any_size: bool = False) -> None:
+    def __init__(self, model: Backbone, merge: int = 0, any_size: bool = False) -> None:
         super().__init__()
-        self.config, self.input_spec, self.counts = model.config, model.input_spec, plan(model.config, merge)
-        self.any_size = any_size and not merge and not unfit(model.config, ANY_SIZE)
-        self.model = model
-        if self.any_size:
+        self.config, self.input_spec = model.config, model.input_spec
+        self.counts = plan(need_vit(model, "Merging tokens").config, merge) if merge else []
+        self.any_size = any_size and not merge and not (isinstance(model, ViT) and unfit(model.config, ANY_SIZE))
+        self.model: nn.Module = model
+        if self.any_size and isinstance(model, ViT):
             self.model = copy.copy(model)  # the same weights; only its table of parts is another
             assert isinstance(model.positions, PositionEmbedding)
             self.model._modules = {**model._modules, "positions": AnyGrid(model.positions)}
@@ -59,8 +62,10 @@ class Graph(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W] whose sides are multiples of the patch."""
         if not any(self.counts):
-            return self.model(x)
+            logits: Tensor = self.model(x)
+            return logits
         model, size = self.model, None
+        assert isinstance(model, ViT)
         z, grid = model.embed(x), model.grid_of(x)  # Eq. 1
         for r, block in zip(self.counts, model.blocks, strict=True):
             rows = model.pool.rows if block is model.blocks[-1] else None
@@ -68,6 +73,6 @@ class Graph(nn.Module):
             bias = None if size is None else size.log().mT[:, None]
             z = block.attend(z, grid, rows, bias=bias, seen=seen)  # Eq. 2
             if r and (keys := seen["k"]) is not None:
-                z, size = merge(z, size, keys, r, self.config.num_prefix_tokens)
+                z, size = merge(z, size, keys, r, model.config.num_prefix_tokens)
             z = block.feed_forward(z)  # Eq. 3
         return model.classify(model.read(z, size))  # Eq. 4

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import UnreadableFile
+from vitkit.model.resnet_config import ResNetConfig
 from vitkit.optional import library
 from vitkit.speed.graph import Graph
 from vitkit.types import Array
@@ -23,9 +24,13 @@ SIDES = ("batch", "channels", "height", "width")
 
 def example(graph: Graph) -> tuple[tuple[Tensor], dict[str, dict[int, Any]]]:
     """Return pixels to trace a graph with, and which of their dimensions vary."""
-    P, auto = graph.config.patch_size, torch.export.Dim.DYNAMIC
-    least = 2 if graph.any_size else 1  # the exporter would take a side of one patch for a constant
-    x = torch.zeros(2, graph.config.num_channels, *(max(side, least) * P for side in graph.config.grid))
+    c, auto = graph.config, torch.export.Dim.DYNAMIC
+    if isinstance(c, ResNetConfig):
+        sides = [max(side, 64) if graph.any_size else side for side in c.image_hw]
+    else:
+        least = 2 if graph.any_size else 1  # the exporter would take a side of one patch for a constant
+        sides = [max(side, least) * c.patch_size for side in c.grid]
+    x = torch.zeros(2, c.num_channels, *sides)
     return (x,), {"x": {0: auto, 2: auto, 3: auto} if graph.any_size else {0: auto}}
 
 

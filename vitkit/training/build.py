@@ -11,19 +11,22 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints import load
-from vitkit.model.config import InputSpec, ViTConfig, variant
+from vitkit.model.backbone import Backbone, Config
+from vitkit.model.config import InputSpec
+from vitkit.model.create import build, configuration
+from vitkit.model.resnet_config import resnet_name
 from vitkit.model.vit import ViT
 from vitkit.training.recipe import Recipe
 
 
 def new_model(
-    name: str | ViTConfig | None,
+    name: str | Config | None,
     recipe: Recipe,
     classes: Sequence[str],
     seed: int,
     image_size: int | tuple[int, int] | None = None,
     fields: Mapping[str, Any] | None = None,
-) -> ViT:
+) -> Backbone:
     """Create a model with random weights, which depend only on the seed.
 
     Args:
@@ -32,9 +35,9 @@ def new_model(
         classes: the class names, one per output.
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
-        fields: fields of ViTConfig to change.
+        fields: fields of the configuration to change.
     """
-    size = image_size or (recipe.image_size if not isinstance(name, ViTConfig) else None)
+    size = image_size or (recipe.image_size if name is None or isinstance(name, str) else None)
     changes: dict[str, Any] = {
         "num_classes": len(classes),
         "hidden_dropout_prob": recipe.dropout,
@@ -43,13 +46,14 @@ def new_model(
         **(fields or {}),
     }
     if isinstance(name, str):
-        config = variant(name, **{"pre_logits": recipe.pre_logits, **changes})
+        hidden = {} if resnet_name(name) else {"pre_logits": recipe.pre_logits}  # a ResNet's head is always one layer
+        config = configuration(name, **{**hidden, **changes})
     else:
         base = name or recipe.config
         assert base is not None  # `prepare` has checked it
         config = dataclasses.replace(base, **changes)
     torch.manual_seed(seed)
-    model = ViT(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
+    model = build(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
     nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
     return model
 
@@ -60,7 +64,7 @@ def pretrained(
     classes: Sequence[str],
     image_size: int | tuple[int, int] | None = None,
     **overrides: Any,
-) -> ViT:
+) -> Backbone:
     """Load a pre-trained model. A head for exactly these classes is kept; any other is replaced by zeros (section 3.1).
 
     Args:
@@ -86,17 +90,18 @@ def pretrained(
     return model
 
 
-def new_head(model: ViT, classes: Sequence[str], bias: float = 0.0) -> None:
+def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None:
     """Replace the whole head by one linear layer with zero weights, in place.
 
     Args:
-        model: a ViT.
+        model: a ViT or a ResNet.
         classes: the class names, one per new output.
         bias: initial bias of every output (default: 0).
     """
-    model.config = dataclasses.replace(model.config, num_classes=len(classes), pre_logits=False)
+    if isinstance(model, ViT):
+        model.config, model.pre_logits = dataclasses.replace(model.config, pre_logits=False), None
+    model.config = dataclasses.replace(model.config, num_classes=len(classes))
     model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))
-    model.pre_logits = None
-    model.head = nn.Linear(model.config.hidden_size, len(classes))
-    nn.init.zeros_(model.head.weight)
-    nn.init.constant_(model.head.bias, bias)
+    model.head = head = nn.Linear(model.config.width, len(classes))
+    nn.init.zeros_(head.weight)
+    nn.init.constant_(head.bias, bias)

@@ -25,7 +25,7 @@ from vitkit.data.loader import Batch, TrainLoader
 from vitkit.errors import Diverged, UnreadableFile
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
-from vitkit.model.vit import ViT
+from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, stop_requests
 from vitkit.training import state
 from vitkit.training.loss import LOSSES
@@ -95,7 +95,7 @@ class Loop:
 
     def __init__(
         self,
-        model: ViT,
+        model: Backbone,
         train: Source,
         val: Source | None,
         recipe: Recipe,
@@ -103,7 +103,7 @@ class Loop:
         run: RunFolder,
         runtime: Runtime,
         watch: Watch | None = None,
-        wrap_forward: Callable[[ViT], nn.Module] = lambda model: model,
+        wrap_forward: Callable[[Backbone], nn.Module] = lambda model: model,
     ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
         self.run, self.runtime, self.watch = run, runtime, watch or (lambda event: None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from vitkit.data.augment import Augment
 from vitkit.data.mix import Mix
 from vitkit.model.config import NUMERICS, ViTConfig
+from vitkit.model.resnet_config import RESNETS
 from vitkit.training.recipe import INCEPTION, Recipe
 
 PAPER = "arXiv 2010.11929"
@@ -28,6 +29,7 @@ _TABLE3 = Recipe(
     val=0.01,
 )
 _JFT = replace(_TABLE3, expect="Pre-training on JFT-300M, or another very large set.")
+_JFT_RESNET = replace(_JFT, ours="The share of train that is held out; the head is one linear layer.", pre_logits=False)
 _21K = replace(
     _TABLE3,
     expect="Pre-training on ImageNet-21k.",
@@ -63,6 +65,8 @@ _TABLE4 = Recipe(
     lr_choices=(0.003, 0.01, 0.03),
     val=0.01,
 )
+# B.1.1: on ImageNet, ResNets and hybrids also try 0.06.
+_SWEPT_FURTHER = tuple(RESNETS)
 _SMALL_SETS = replace(_TABLE4, lr_choices=(0.001, 0.003, 0.01, 0.03))
 _500_STEPS = replace(
     _SMALL_SETS,
@@ -155,11 +159,20 @@ RECIPES: dict[str, Recipe] = {
     "pretrain-jft-l16": replace(_JFT, models=("vit-l/16",), lr=4e-4),
     "pretrain-jft-l16-14": replace(_JFT, models=("vit-l/16",), lr=4e-4, epochs=14),
     "pretrain-jft-h14": replace(_JFT, models=("vit-h/14",), lr=3e-4, epochs=14),
+    "pretrain-jft-r50": replace(_JFT_RESNET, models=("r50x1", "r50x2"), lr=1e-3),
+    "pretrain-jft-r101": replace(_JFT_RESNET, models=("r101x1",), lr=8e-4),
+    "pretrain-jft-r152": replace(_JFT_RESNET, models=("r152x1", "r152x2"), lr=6e-4),
     "pretrain-21k-b": replace(_21K, models=("vit-b/16", "vit-b/32"), epochs=90),
     "pretrain-21k-l-30": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=30),
     "pretrain-21k-l-90": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=90),
     "pretrain-imagenet": _IMAGENET,
     "finetune-imagenet": replace(_TABLE4, expect="From ImageNet-21k: B/16 83.97%, L/16 85.15% (Table 5)."),
+    "finetune-imagenet-resnet": replace(
+        _TABLE4,
+        models=_SWEPT_FURTHER,
+        lr_choices=(0.003, 0.01, 0.03, 0.06),
+        expect="From JFT, 7 epochs: R50x1 77.54%, R152x2 84.97% (Table 6).",
+    ),
     "finetune-cifar10": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 98.95% (Table 5)."),
     "finetune-cifar100": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 91.67% (Table 5)."),
     "finetune-pets": replace(_500_STEPS, expect="From 21k: B/16 94.43% (Table 5)."),

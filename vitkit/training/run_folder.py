@@ -33,7 +33,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.training.lock import NAME
 
 if TYPE_CHECKING:
-    from vitkit.model.vit import ViT
+    from vitkit.model.backbone import Backbone
 
 KINDS = ("best", "last", "ema")  # the checkpoints of a run
 
@@ -247,7 +247,7 @@ class RunFolder:
 
         return run_weights(self.path, which or "")
 
-    def save(self, model: ViT, which: str, extra: Mapping[str, str] | None = None) -> Path:
+    def save(self, model: Backbone, which: str, extra: Mapping[str, str] | None = None) -> Path:
         """Write a checkpoint in the native dialect, atomically; return its path.
 
         Args:
