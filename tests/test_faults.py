@@ -122,15 +122,17 @@ FAULTS: dict[str, Fault] = {
     "accumulated gradients divided by the micro-batch": fault(
         "training/loop.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
     ),
-    "validation's top-5 counts six": fault("training/loop.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"),
+    "validation's top-5 counts six": fault(
+        "training/objectives.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"
+    ),
     "training accuracy under mixing counts the wrong label": fault(
-        "training/loop.py",
+        "training/objectives.py",
         "torch.where(batch.weight >= 0.5, batch.labels, batch.others)",
         "batch.labels",
         "training/test_loop.py",
     ),
     "the loss stays in bf16": fault(
-        "training/loop.py", "logits = logits.float()", "logits = logits", "training/test_loop.py"
+        "training/objectives.py", "logits = logits.float()", "logits = logits", "training/test_loop.py"
     ),
     "AugReg's weight decay": fault(
         "training/recipes.py",

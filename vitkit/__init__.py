@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.api import export as export
     from vitkit.api import patches as patches
     from vitkit.api import predict as predict
+    from vitkit.api import pretrain as pretrain
     from vitkit.api import probe as probe
     from vitkit.api import report as report
     from vitkit.api import save as save
@@ -58,6 +59,7 @@ _HOME = {  # public name -> module that defines it
             "report",
             "summary",
             "train",
+            "pretrain",
             "patches",
             "walk",
             "export",

@@ -314,6 +314,47 @@ def train(
     return Run(folder.path)
 
 
+def pretrain(
+    data: Weights | None,
+    out: Weights,
+    *,
+    objective: str = "masked-patch",
+    recipe: str | Recipe | None = None,
+    resume: bool = False,
+    report: bool = True,
+    **how: Any,
+) -> Run:
+    """Train a model without labels, and return its run: weights to fine-tune (`weights=` of `train`) or to probe.
+
+    Args:
+        data: a folder of images at any depth, or anything that `vitkit.data.open_splits` accepts; labels are ignored.
+        out: the run folder.
+        objective: a row of OBJECTIVES that needs no labels (default: masked-patch, the paper's B.1.2).
+        recipe: a key of RECIPES, or a Recipe, with this objective (default: masked-patch-small).
+        resume: whether to resume the run at `out`.
+        report: whether to write report.html and masked.png into the run folder, as the command does (default: True).
+        how: the other arguments of `train`, such as `model`, `target`, `epochs` or `device`.
+
+    Raises:
+        VitkitError: something cannot work; nothing has been written.
+
+    Example:
+        >>> import vitkit
+        >>> config = vitkit.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        ...                           image_size=8, patch_size=2, num_channels=1)
+        >>> run = vitkit.pretrain("digits", "run", model=config, steps=3, warmup=0, workers=0, report=False)
+        >>> run.model().config.num_classes
+        0
+    """
+    from vitkit.jobs.pretrain import choose_recipe, write_picture
+
+    chosen = choose_recipe(objective, recipe, out if resume else None)
+    run = train(data, out, recipe=chosen, resume=resume, report=report, **how)
+    if report:
+        write_picture(run.folder)
+    return run
+
+
 def probe(
     model: Model,
     data: Weights,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,17 @@ class Run(Plotted):
         """Loss and accuracy per epoch, as the lessons keep them: train_loss, train_acc, test_loss, test_acc.
 
         The `test` values are those of the validation part, with the weights at the end of the epoch; without such a
-        part they are empty. A run of many epochs is measured every few epochs.
+        part they are empty. A run of many epochs is measured every few epochs. Where answers are neither right nor
+        wrong, as in a regression, accuracies are NaN.
         """
         rows = self.folder.metrics()
         epochs = [row for row in rows if row.get("event") == "epoch"]
         tested = [row for row in rows if row.get("event") == "val" and row.get("weights", "last") == "last"]
         return {
             "train_loss": [row["loss"] for row in epochs],
-            "train_acc": [row["accuracy"] for row in epochs],
+            "train_acc": [row.get("accuracy", math.nan) for row in epochs],
             "test_loss": [row["loss"] for row in tested],
-            "test_acc": [row["top1"] for row in tested],
+            "test_acc": [row.get("top1", math.nan) for row in tested],
         }
 
     def curves(self) -> dict[str, tuple[list[int], list[float]]]:
@@ -50,7 +52,7 @@ class Run(Plotted):
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row in self.folder.metrics():
             if row.get("event") in NAMES and row.get("weights", "last") == "last":
-                values = (row["loss"], row["accuracy"] if row["event"] == "train" else row["top1"])
+                values = (row["loss"], row.get("accuracy" if row["event"] == "train" else "top1", math.nan))
                 for name, value in zip(NAMES[row["event"]], values, strict=True):
                     steps, numbers = found.setdefault(name, ([], []))
                     steps.append(row["step"])

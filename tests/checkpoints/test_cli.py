@@ -175,6 +175,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "walk": "walk {p} --from {w} --out {o}",
     "serve": "serve {w}",
     "train": "train {d} --from {w} --out {o} --dry-run",
+    "pretrain": "pretrain {d} --from {w} --out {o} --dry-run",
     "sweep": "sweep {d} --from {w} --out {o} --recipe finetune-pets --lrs 0.01",
     "convert": "convert {w} {o}.safetensors",
     "inspect": "inspect {w}",

@@ -262,15 +262,15 @@ def test_val_0_keeps_the_last(tmp_path: Path) -> None:
 
 
 def test_bf16_trains_with_a_loss_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.training import loop
+    from vitkit.training import objectives
 
-    plain, types = loop.LOSSES["softmax"], set()
+    plain, types = objectives.LOSSES["softmax"], set()
 
     def spy(logits, *args):
         types.add(logits.dtype)
         return plain(logits, *args)
 
-    monkeypatch.setitem(loop.LOSSES, "softmax", spy)
+    monkeypatch.setitem(objectives.LOSSES, "softmax", spy)
     torch._C._set_mkldnn_enabled(False)  # some virtual CPUs advertise bf16 instructions that they do not have
     try:
         folder, _ = run(tmp_path / "r", tiny(steps=30, lr=3e-3), settings={"precision": "bf16"})
@@ -283,29 +283,29 @@ def test_bf16_trains_with_a_loss_in_fp32(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_broken_numbers_stop_the_run_and_keep_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.training import loop
+    from vitkit.training import objectives
 
-    plain = loop.LOSSES["softmax"]
+    plain = objectives.LOSSES["softmax"]
     calls = {"n": 0}
 
     def broken(logits, batch, smoothing, mixed):
         calls["n"] += 1
         return plain(logits, batch, smoothing, mixed) * (float("nan") if calls["n"] == 7 else 1.0)
 
-    monkeypatch.setitem(loop.LOSSES, "softmax", broken)
+    monkeypatch.setitem(objectives.LOSSES, "softmax", broken)
     with pytest.raises(Diverged, match=r"loss became nan at step 6.*batch of digit \d+.*state of step 4 is kept.*--lr"):
         run(tmp_path / "r")
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "r").values())
-    monkeypatch.setitem(loop.LOSSES, "softmax", plain)
+    monkeypatch.setitem(objectives.LOSSES, "softmax", plain)
     run(tmp_path / "r", resume=True)  # the trouble was not the run's
     run(tmp_path / "whole")
     assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
 
 
 def test_a_gradient_that_overflows_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.training import loop
+    from vitkit.training import objectives
 
-    plain = loop.LOSSES["softmax"]
+    plain = objectives.LOSSES["softmax"]
 
     class Break(torch.autograd.Function):
         @staticmethod
@@ -316,7 +316,7 @@ def test_a_gradient_that_overflows_is_told_apart(tmp_path: Path, monkeypatch: py
         def backward(ctx, g):
             return g * float("inf")
 
-    monkeypatch.setitem(loop.LOSSES, "softmax", lambda *a: Break.apply(plain(*a)))
+    monkeypatch.setitem(objectives.LOSSES, "softmax", lambda *a: Break.apply(plain(*a)))
     with pytest.raises(Diverged, match=r"gradient became (inf|nan) at step 0.*nothing was saved yet"):
         run(tmp_path / "r")
 
@@ -404,7 +404,7 @@ def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monke
 
 def scripted(monkeypatch: pytest.MonkeyPatch, scores: dict[int, tuple[int, float]]) -> None:
     """Make the validation after each step measure what `scores` says: {step: (correct answers of 4, loss)}."""
-    from vitkit.training import loop
+    from vitkit.training import objectives
 
     steps = iter(sorted(scores))
 
@@ -412,7 +412,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, scores: dict[int, tuple[int, float
         correct, loss = scores[next(steps)]
         return None, np.where(np.arange(4) < correct, 0, 9), None, np.full(4, -loss)
 
-    monkeypatch.setattr(loop, "answers", answers)
+    monkeypatch.setattr(objectives, "answers", answers)
 
 
 @pytest.mark.parametrize(

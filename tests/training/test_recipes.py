@@ -126,6 +126,9 @@ CROP = {
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "probability": 1.0, "switch": 0.5}
 # Every number that a recipe has unless the rows below say otherwise.
 USUAL = {
+    "objective": "classify",
+    "target": "mean",
+    "images": None,
     "image_size": None,
     "epochs": None,
     "steps": None,
@@ -203,6 +206,24 @@ DEIT = {
     },
     "mix": {**UNMIXED, "mixup": 0.8, "cutmix": 1.0},
 }
+# B.1.2
+MASKED = {
+    "objective": "masked-patch",
+    "image_size": 224,
+    "optimizer": "adam",
+    "batch_size": 4096,
+    "lr": 2e-4,
+    "warmup": 10_000,
+    "val": 0.01,
+}
+MASKED_SMALL = {
+    "objective": "masked-patch",
+    "lr": 1e-3,
+    "weight_decay": 0.05,
+    "warmup": 0.05,
+    "clip": 1.0,
+    "augment": {**CROP, "scale": (0.5, 1.0)},
+}
 OURS = {"batch_size": 32, "warmup": 0.1, "clip": 1.0, "label_smoothing": 0.1}
 NUMBERS = {
     "pretrain-jft-b": {**JFT, "lr": 8e-4},
@@ -217,6 +238,10 @@ NUMBERS = {
     "pretrain-21k-l-30": {**I21K, "epochs": 30},
     "pretrain-21k-l-90": {**I21K, "epochs": 90},
     "pretrain-imagenet": IMAGENET,
+    "masked-patch": {**MASKED, "steps": 1_000_000},
+    "masked-patch-100k": {**MASKED, "steps": 100_000},
+    "masked-patch-small": {**MASKED_SMALL, "epochs": 100, "batch_size": 128},
+    "masked-patch-fashion": {**MASKED_SMALL, "epochs": 50, "batch_size": 512, "val": 0.05},
     "finetune-imagenet": {**TABLE4, "steps": 20_000, "lr_choices": THREE, "val": 0.01},
     "finetune-imagenet-resnet": {**TABLE4, "steps": 20_000, "lr_choices": (*THREE, 0.06), "val": 0.01},
     "finetune-cifar10": {**TABLE4, "steps": 10_000, "lr_choices": FOUR, "val": 0.02},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vitkit.checkpoints.rules import Dialect, both, same
 
+PRETRAINING = "pretraining/"  # before the names of tensors that pre-training has beside the model
 # Modules with a weight, and perhaps a bias, and tensors: those of the paper, then those of other parts.
 MODULES = (
     *("patch_embedding.projection", "norm", "pre_logits", "head"),

@@ -18,6 +18,7 @@ from vitkit.checkpoints import architectures, containers, external_configs, prep
 from vitkit.checkpoints.dialects import DIALECTS, every_dialect, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.licence import licence_of
+from vitkit.checkpoints.native import PRETRAINING
 from vitkit.checkpoints.resnets import RESNET_DIALECTS, infer_resnet
 from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
@@ -175,7 +176,9 @@ def open_checkpoint(
     if described is not None:  # a native file says everything itself
         config, spec, extra, licence = described
         native = (RESNET_DIALECTS if isinstance(config, ResNetConfig) else DIALECTS)["native"]
-        found = Checkpoint(files, native, config, spec, tensors, len(tensors), extra=extra, licence=licence)
+        left_out = [name for name in tensors if name.startswith(PRETRAINING)]
+        state = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+        found = Checkpoint(files, native, config, spec, state, len(tensors), left_out, extra=extra, licence=licence)
     else:
         if "vitkit" in metadata:
             notes.append("The file's own description cannot be read by this version; it is ignored.")

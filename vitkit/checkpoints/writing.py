@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitkit.checkpoints import containers, external_configs, sidecar
+from torch import Tensor
+
+from vitkit.checkpoints import containers, external_configs, native, sidecar
 from vitkit.checkpoints.atomic import staging
 from vitkit.checkpoints.dialects import DIALECTS, to_dialect
 from vitkit.checkpoints.reading import load
@@ -15,7 +17,14 @@ from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.model.backbone import Backbone
 
 
-def save(model: Backbone, path: str | Path, dialect: str = "native", *, extra: Mapping[str, str] | None = None) -> Path:
+def save(
+    model: Backbone,
+    path: str | Path,
+    dialect: str = "native",
+    *,
+    extra: Mapping[str, str] | None = None,
+    pretraining: Mapping[str, Tensor] | None = None,
+) -> Path:
     """Write a model, completely or not at all.
 
     Args:
@@ -23,6 +32,8 @@ def save(model: Backbone, path: str | Path, dialect: str = "native", *, extra: M
         path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
         dialect: a row of DIALECTS (default: native).
         extra: free-form strings to keep in a native file.
+        pretraining: tensors that pre-training has beside the model, such as a mask token, to keep in a native file;
+            `load` leaves them out.
 
     Returns:
         The path of the weights.
@@ -32,9 +43,10 @@ def save(model: Backbone, path: str | Path, dialect: str = "native", *, extra: M
         OutputError: the path cannot be written to; what was there is unchanged.
     """
     row, path = pick(DIALECTS, dialect, "dialect"), Path(path).expanduser()
-    if extra and dialect != "native":
-        raise ConfigError(f"Only native files can hold extra=; got dialect {dialect!r}.")
+    if (extra or pretraining) and dialect != "native":
+        raise ConfigError(f"Only native files can hold extra= and pretraining=; got dialect {dialect!r}.")
     tensors = to_dialect(model, dialect)
+    tensors |= {f"{native.PRETRAINING}{name}": tensor for name, tensor in (pretraining or {}).items()}
     config, spec = model.config, model.input_spec
     terms = {"licence": model.licence} if model.licence else {}
     if row.suffixes == ("",):

@@ -31,6 +31,7 @@ from vitkit.cli import (
     models,
     patches,
     predict,
+    pretrain,
     probe,
     recipes,
     report,
@@ -55,6 +56,7 @@ COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --h
     "Data": {"doctor": doctor.doctor},
     "Train": {
         "train": train.train,
+        "pretrain": pretrain.pretrain,
         "probe": probe.probe,
         "recipes": recipes.recipes,
         "sweep": sweep.sweep,

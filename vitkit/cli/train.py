@@ -238,6 +238,7 @@ def carry_out(ready: Any, report: bool = True) -> None:
     from vitkit.cli.text import console, printable
     from vitkit.jobs.train import start
     from vitkit.jobs.watch import Watch, summary
+    from vitkit.training.objectives import OBJECTIVES
 
     main = ready.runtime.main
     for note in ready.notes if main else ():
@@ -257,10 +258,14 @@ def carry_out(ready: Any, report: bool = True) -> None:
             )
         raise typer.Exit(130)
     if main:
-        best = f", best on validation {outcome.best:.2%}" if outcome.best is not None else ""
+        objective, best = OBJECTIVES[ready.recipe.objective], ""
+        if outcome.best is not None:
+            by_loss = f"lowest validation loss {outcome.best:.4f}"
+            best = ", " + (by_loss if objective.judge == "loss" else f"best on validation {outcome.best:.2%}")
+        then = f"eval {run.path} {ready.info['data']['spec']}" if objective.labels else f"train DATA --from {run.path}"
         print(
             f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. You can pass the run folder, {run.path}, "
-            f"anywhere weights are expected:\n  vitkit eval {run.path} {ready.info['data']['spec']}"
+            f"anywhere weights are expected:\n  vitkit {then}"
         )
     if main and report:
         from vitkit.jobs.report import try_report

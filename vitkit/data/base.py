@@ -186,6 +186,20 @@ class Subset(Source):
         return self.source.excerpt(int(self.indices[i]), whole)
 
 
+class Unlabelled(Subset):
+    """Some images of another source, without their classes.
+
+    Args:
+        source: the other source.
+        indices: positions of the images in it (default: all of them).
+    """
+
+    def __init__(self, source: Source, indices: Sequence[int] | Array | None = None) -> None:
+        super().__init__(source, np.arange(len(source)) if indices is None else indices)
+        self.class_names = ()
+        self._labels = torch.zeros_like(self._labels)
+
+
 class _Chosen(Sequence[str]):
     def __init__(self, names: Sequence[str], indices: torch.Tensor) -> None:
         self.names, self.indices = names, indices
@@ -227,3 +241,30 @@ def stratified(labels: Array, held_share: float, seed: int) -> tuple[Array, Arra
         count = min(max(round(held_share * len(of_class)), 1), len(of_class) - 1)
         held[rng(seed, "split", int(label)).permutation(of_class)[:count]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def subset(labels: Array, wanted: float, seed: int) -> Array:
+    """Choose some images: the same share of every class, and at least one image of each. Returns their indices.
+
+    With the same labels and seed, a larger choice contains every smaller one.
+
+    Args:
+        labels: the class of each image.
+        wanted: number of images, or, below 1, a share of them; each class's part is rounded.
+        seed: chooses which images.
+
+    Raises:
+        ConfigError: there are fewer images, or fewer wanted than classes.
+    """
+    share = wanted / len(labels) if wanted >= 1 else wanted
+    classes, counts = np.unique(labels, return_counts=True)
+    if not 0 < share <= 1 or share * len(labels) < len(classes):
+        raise ConfigError(
+            f"Expected at most {len(labels)} training images, and at least one for each of the {len(classes)} classes; "
+            f"got images={wanted:g}."
+        )
+    chosen = [
+        rng(seed, "subset", int(label)).permutation(np.flatnonzero(labels == label))[: max(int(share * count + 0.5), 1)]
+        for label, count in zip(classes, counts, strict=True)
+    ]
+    return np.sort(np.concatenate(chosen))

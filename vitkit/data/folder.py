@@ -120,6 +120,16 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
     return Files(root, names, labels, order)
 
 
+def read_images(root: Path) -> Files:
+    """List every image in a folder and its subfolders, without classes.
+
+    Args:
+        root: the folder.
+    """
+    names = sorted(name.removeprefix("./") for name, image in files_below(root, ".") if image)
+    return Files(root, names, [0] * len(names), ())
+
+
 def files_below(
     root: Path, folder: str, closed: list[tuple[str, str]] | None = None, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, bool]]:

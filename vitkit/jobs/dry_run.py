@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.data.loader import TrainLoader
 from vitkit.jobs.train import Prepared
-from vitkit.training.loss import LOSSES
+from vitkit.training.objectives import OBJECTIVES
 
 
 def dry_run(ready: Prepared) -> dict[str, Any]:
@@ -82,7 +82,9 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     batch = next(loader.batches(0, 1))
     model.to(runtime.device).train()
     model.gradient_checkpointing = ready.settings.checkpointing
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    objective = OBJECTIVES[recipe.objective](recipe, ready.settings.seed)
+    learner = objective.learner(model)
+    own = {p.untyped_storage().data_ptr() for p in learner.parameters()}
     kept: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -93,9 +95,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
 
     began = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        with runtime.autocast():
-            logits = model(batch.pixels)
-        loss = LOSSES[recipe.loss](logits.float(), batch, recipe.label_smoothing, bool(recipe.mix)).mean()
+        loss = objective.loss(learner, batch, 0, runtime)[0] / len(batch)
     loss.backward()
     loss.item()
     return time.perf_counter() - began, sum(kept.values())

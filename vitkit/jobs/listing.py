@@ -67,8 +67,9 @@ def list_runs(folder: str | Path) -> list[Row]:
 def _row(run: RunFolder) -> Row:
     rows, state = run.metrics(), run.latest()
     train = [row for row in rows if row.get("event") == "train"]
-    tops = [row["top1"] for row in rows if row.get("event") == "val"]
-    last = [row["top1"] for row in rows if row.get("event") == "val" and row.get("weights", "last") == "last"]
+    judged = [row for row in rows if row.get("event") == "val" and "top1" in row]
+    tops = [row["top1"] for row in judged]
+    last = [row["top1"] for row in judged if row.get("weights", "last") == "last"]
     return Row(
         run.path,
         str(run.info.get("kind", "")),

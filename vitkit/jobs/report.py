@@ -20,11 +20,14 @@ from vitkit.data.sources import open_splits
 from vitkit.errors import UnreadableFile, VitkitError
 from vitkit.jobs.evaluate import evaluate, part_of
 from vitkit.jobs.listing import list_runs
-from vitkit.jobs.splits import train_and_val
+from vitkit.jobs.pretrain import picture
+from vitkit.jobs.splits import some, train_and_val, unlabelled
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
 from vitkit.model.count import flops
 from vitkit.reports import PageInputs, comparison, page
+from vitkit.training.objectives import OBJECTIVES
+from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
 
@@ -56,7 +59,7 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
         if (folder.path / "evaluation.json").stat().st_mtime < folder.weights().stat().st_mtime:
             notes.append("The weights are newer than these results. Evaluate them again with `vitkit eval`.")
         held = _try(lambda: _source_of(found, folder), notes, "The evaluated images cannot be found any more")
-    elif model is not None and held is not None:
+    elif model is not None and held is not None and model.config.num_classes:
         found = _try(
             lambda: _evaluated(folder, model, held, words, notes, progress), notes, "The run could not be evaluated"
         )
@@ -70,6 +73,7 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
                 train=train,
                 held=held,
                 model=model,
+                masked=_masked(folder, held or train, notes),
                 notes=notes,
                 max_images=_affordable(model, 1e12, 4, 32) if model is not None else 0,
             ),
@@ -110,10 +114,19 @@ def evaluation_of(run: RunFolder) -> dict[str, Any] | None:
 def _parts(run: RunFolder) -> tuple[Source, Source | None, str]:
     """Return the training images of a run, its validation images, and a name for the latter."""
     if run.info.get("kind") == "train":
-        train, val, _ = train_and_val(run.data, run.info["recipe"]["val"], run.info["settings"]["seed"])
-        return train, val, "the validation split"
+        recipe, seed = Recipe.from_dict(run.info["recipe"]), run.info["settings"]["seed"]
+        parts = train_and_val if OBJECTIVES[recipe.objective].labels else unlabelled
+        train, val, _ = parts(run.data, recipe.val, seed)
+        return some(train, recipe.images, seed), val, "the validation split"
     splits = open_splits(run.data)
     return splits["train" if "train" in splits else "all"](), None, ""
+
+
+def _masked(run: RunFolder, source: Source | None, notes: list[str]) -> Any:
+    """Draw the predictions of a run of masked patch prediction; None for any other run."""
+    if run.info.get("recipe", {}).get("objective") != "masked-patch" or source is None:
+        return None
+    return _try(lambda: picture(run, source), notes, "The predicted patches cannot be drawn")
 
 
 def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:

@@ -1,10 +1,13 @@
-"""The training and validation parts of a data set. The test part is not opened here: only `eval` uses it."""
+"""The training and validation parts of a data set, with or without labels. Only `eval` opens the test part."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vitkit.data.base import Source, Subset, stratified
+import numpy as np
+
+from vitkit.data.base import Source, Subset, Unlabelled, stratified, subset
+from vitkit.data.folder import SPLIT_FOLDERS, read_images
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError
 
@@ -64,3 +67,46 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
             f"image{'s' if images > 1 else ''} in total); add images, or use --val 0."
         )
     return kept, val, notes
+
+
+def unlabelled(spec: str | Path, share: float, seed: int) -> tuple[Source, Source | None, list[str]]:
+    """Open the training and validation parts of a data set without its labels; a folder needs no class folders.
+
+    Args:
+        spec: a folder of images at any depth, or any data set of `open_splits`, whose labels are ignored.
+        share: share of the training part to hold out; 0 trains on everything, without validation.
+        seed: chooses which images are held out.
+
+    Raises:
+        DataError: there are no images to train on.
+    """
+    kind, place = parse(spec)
+    if kind == "folder":
+        root = Path(place).expanduser()
+        train_folder, val_folder = (
+            next((root / name for name in SPLIT_FOLDERS[part] if (root / name).is_dir()), None)
+            for part in ("train", "val")
+        )
+        train: Source = read_images(train_folder or root)
+        val: Source | None = read_images(val_folder) if train_folder and val_folder else None
+    else:
+        splits = open_splits(spec)
+        if "train" not in splits and "all" not in splits:
+            raise DataError(f"Expected a training part in {spec}; it has only: {', '.join(splits)}.")
+        train = splits["train" if "train" in splits else "all"]()
+        val = splits["val"]() if "val" in splits and "train" in splits else None
+    if not len(train):
+        raise DataError(f"{spec} contains no images to train on.")
+    if share == 0:
+        return Unlabelled(train), None, []
+    if val is not None and len(val):
+        return Unlabelled(train), Unlabelled(val), []
+    if len(train) < 2:
+        raise DataError(f"Expected at least two images, one of them to validate on; {spec} has one. Use --val 0.")
+    kept, held = stratified(np.zeros(len(train), int), share, seed)
+    return Unlabelled(train, kept), Unlabelled(train, held), []
+
+
+def some(train: Source, images: float | None, seed: int) -> Source:
+    """Return the training images that a recipe asks for, see `data.base.subset`; all of them for None."""
+    return train if images is None else Subset(train, subset(train.labels, images, seed))

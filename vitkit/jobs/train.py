@@ -17,7 +17,7 @@ from torch import nn
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, UnreadableFile, pick
-from vitkit.jobs.splits import absolute, train_and_val
+from vitkit.jobs.splits import absolute, some, train_and_val, unlabelled
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.config import InputSpec, ViTConfig, check_fields
 from vitkit.model.create import build, config_from_dict, configuration, need_vit
@@ -28,6 +28,7 @@ from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
+from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
@@ -131,7 +132,9 @@ def prepare(
     how = how.change(**(changes or {}))
     _check_model(model, weights, fields, how)
     chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
-    train, val, notes = train_and_val(data, how.val, chosen.seed)
+    objective = OBJECTIVES[how.objective]
+    train, val, notes = (train_and_val if objective.labels else unlabelled)(data, how.val, chosen.seed)
+    train = some(train, how.images, chosen.seed)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
     if stored and RunFolder(out, stored).latest() and model == stored["model"] and weights == stored["weights"]:
@@ -148,7 +151,10 @@ def prepare(
         new = own or (config_from_dict(stored["same"]["config"]) if model == CUSTOM else model)
         built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
     built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
+    objective.check(how, built)
     if chosen.precision == "fp8":
+        if not objective.fused:
+            raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")
         refuse_fp8(need_vit(built, "--precision fp8").config, runtime.device)
     freeze(built, how.freeze)
 
@@ -338,7 +344,7 @@ def _notes(
 ) -> list[str]:
     """Return sentences about a request that can work, but may not do what the user expects."""
     notes = []
-    if weights is None and not recipe.small_data and images < FEW_IMAGES:
+    if weights is None and not recipe.small_data and images < FEW_IMAGES and OBJECTIVES[recipe.objective].labels:
         notes.append(
             f"{images:,} images are too few to train a Vision Transformer well from scratch. Train a probe on frozen "
             f"features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); to train from scratch "

@@ -71,7 +71,8 @@ class Watch:
     def _step(self, event: dict[str, Any]) -> None:
         now, step = time.monotonic(), event["step"]
         rate = (step - self._from) * self.images / max(now - self._since, 1e-9)
-        numbers = f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.1%}  {rate:,.0f} images/s"
+        accuracy = f"accuracy {event['accuracy']:.1%}  " if "accuracy" in event else ""
+        numbers = f"loss {event['loss']:.4f}  {accuracy}{rate:,.0f} images/s"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[-1], completed=step, description="training", numbers=numbers)
             return
@@ -90,11 +91,11 @@ class Watch:
     def _epoch(self, event: dict[str, Any]) -> None:
         parts = [
             f"epoch {event['epoch']:g}/{self.epochs:g}  step {event['step']:,}/{self.total:,}",
-            f"training loss {event['loss']:.4f} accuracy {event['accuracy']:.1%}",
+            f"training {_scores(event, 'accuracy')}",
         ]
         for row in self._validations:
             which = "average " if row["weights"] == "ema" else ""
-            parts.append(f"validation {which}loss {row['loss']:.4f} accuracy {row['top1']:.1%}")
+            parts.append(f"validation {which}{_scores(row, 'top1')}")
         self.say("  |  ".join(parts))
         self._validations = []
         self._since, self._from = time.monotonic(), event["step"]
@@ -113,13 +114,18 @@ def summary(info: dict[str, Any]) -> str:
         info: the contents of its run.json.
     """
     data = info["data"]
+    labels = f"of {len(data['classes'])} classes" if data["classes"] else "without labels"
     return (
         f"{info['recipe_name']}: {info['model'] or info['weights'] or 'its own model'}, "
-        f"{info['trained']:,} parameters, on {data['train']:,} images of {len(data['classes'])} classes "
+        f"{info['trained']:,} parameters, on {data['train']:,} images {labels} "
         f"({data['val']:,} for validation), {info['steps']:,} steps of {info['recipe']['batch_size']}, "
         f"{info['settings']['precision']} on {info['device']}"
         + (f" x {info['processes']}" if info["processes"] > 1 else "")
     )
+
+
+def _scores(row: dict[str, Any], accuracy: str) -> str:
+    return f"loss {row['loss']:.4f}" + (f" accuracy {row[accuracy]:.1%}" if accuracy in row else "")
 
 
 def _duration(seconds: float) -> str:

@@ -30,7 +30,7 @@ def device_of(model: Classifier) -> torch.device:
 
 
 @contextmanager
-def evaluating(model: Classifier) -> Iterator[None]:
+def evaluating(model: Classifier | nn.Module) -> Iterator[None]:
     """Switch to eval mode without gradients; on exit the model is back in the mode it had before."""
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module) and training:

@@ -25,6 +25,11 @@ MOST_SAMPLES = 60  # sample images on the page
 MOST_ROWS = 200  # rows of the per-class table
 SHEET = 12  # images in the sheet of rollouts
 ELSEWHERE = ("position-grid",)  # `vitkit figures` draws it; here it would repeat the smaller one
+PREDICTED = (
+    "Validation photos; what the model saw of them, grey where the mask token stands, with "
+    "another patch here and there; and what it predicted at the corrupted places. Predictions should continue the "
+    "shapes and colours around them."
+)
 CAPTIONS = {
     "Loss": "Both curves should fall. If the training loss keeps falling while the validation loss rises, the model is "
     "overfitting.",
@@ -45,6 +50,7 @@ class PageInputs:
         held: the evaluated images; None if they cannot be found.
         model: the model of the run; None leaves out rollouts and figures.
         max_images: maximum number of images to compute each figure from (default: 32).
+        masked: photos, masked photos and predicted patches of a run of masked patch prediction; None for other runs.
         notes: sentences about what is missing.
     """
 
@@ -53,6 +59,7 @@ class PageInputs:
     held: Source | None = None
     model: Any = None
     max_images: int = 32
+    masked: draw.Figure | None = None
     notes: Sequence[str] = field(default_factory=tuple)
 
 
@@ -84,6 +91,7 @@ def page(run: RunFolder, shown: PageInputs) -> str:
         rows=(found or {}).get("per_class", [])[:MOST_ROWS],
         wrong=wrong(found, shown.held, shown.model, shown.max_images) if found and shown.held is not None else [],
         pairs=confused(found, shown.held),
+        masked=(figure(shown.masked, "Predicted patches"), PREDICTED) if shown.masked else None,
         figures=figures(shown.model, shown.held or shown.train, shown.max_images),
         notes=list(shown.notes) + list(run.info.get("notes", [])),
     )
@@ -104,7 +112,12 @@ def cards(
     train = [row for row in metrics if row.get("event") == "train"]
     val = [row for row in metrics if row.get("event") == "val"]
     result = []
-    if not found and val:
+    if info.get("recipe", {}).get("objective", "classify") != "classify":
+        if val:
+            result.append(
+                ("lowest validation loss", f"{min(row['loss'] for row in val):.3f}", "what the run minimises")
+            )
+    elif not found and val:
         result.append(("best top-1 accuracy", f"{max(row['top1'] for row in val):.1%}", "on the validation split"))
     if found and len(found["per_class"]) > 5:
         result.append(("top-5 accuracy", f"{found['top5']:.1%}", "the true class is among the five most probable"))
@@ -201,11 +214,17 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
             x="step",
             y="loss",
         ),
-        "Accuracy": draw.lines(
-            {"training": of("accuracy", train)} | {n: of("top1", rows) for n, rows in judged.items()},
-            title="Accuracy",
-            x="step",
-            y="top-1 accuracy",
+        **(
+            {
+                "Accuracy": draw.lines(
+                    {"training": of("accuracy", train)} | {n: of("top1", rows) for n, rows in judged.items()},
+                    title="Accuracy",
+                    x="step",
+                    y="top-1 accuracy",
+                )
+            }
+            if "accuracy" in train[0]
+            else {}
         ),
         "Learning rate": draw.lines(
             {"lr": of("lr", train)}, title="Learning rate", x="step", y="learning rate", from_zero=True
@@ -231,11 +250,11 @@ def samples(source: Source | None) -> list[tuple[str, list[str]]]:
     result = []
     K = len(source.class_names)
     each = max(min(MOST_SAMPLES // max(K, 1), 8), 1)
-    for label in range(min(K, MOST_SAMPLES)):
+    for label in range(min(max(K, 1), MOST_SAMPLES)):
         of_class = np.flatnonzero(source.labels == label)
         places = of_class[np.linspace(0, len(of_class) - 1, min(each, len(of_class))).round().astype(int)]
         shown = [one for one in (read(source, int(i)) for i in places) if one is not None]
-        result.append((source.class_names[label], [thumbnail(image) for image in shown]))
+        result.append((source.class_names[label] if K else "without labels", [thumbnail(image) for image in shown]))
     return result
 
 

@@ -32,7 +32,7 @@ def new_model(
     Args:
         name: a variant or a configuration; None for the recipe's own model.
         recipe: sets the image size, the dropout and the head.
-        classes: the class names, one per output.
+        classes: the class names, one per output; empty for no head.
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
         fields: fields of the configuration to change.
@@ -54,7 +54,8 @@ def new_model(
         config = dataclasses.replace(base, **changes)
     torch.manual_seed(seed)
     model = build(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
-    nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
+    if classes:
+        nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
     return model
 
 
@@ -85,13 +86,13 @@ def pretrained(
     with torch.no_grad():  # copies: `load` may have mapped the parameters from the file
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-    if model.input_spec.class_names != tuple(classes):
+    if model.input_spec.class_names != tuple(classes) or not (classes or isinstance(model.head, nn.Identity)):
         new_head(model, classes, recipe.head_bias)
     return model
 
 
 def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None:
-    """Replace the whole head by one linear layer with zero weights, in place.
+    """Replace the whole head by one linear layer with zero weights, in place; without classes, by nothing.
 
     Args:
         model: a ViT or a ResNet.
@@ -102,6 +103,9 @@ def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None
         model.config, model.pre_logits = dataclasses.replace(model.config, pre_logits=False), None
     model.config = dataclasses.replace(model.config, num_classes=len(classes))
     model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))
+    if not classes:
+        model.head = nn.Identity()
+        return
     model.head = head = nn.Linear(model.config.width, len(classes))
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, bias)

@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
 from vitkit.errors import Diverged, UnreadableFile
-from vitkit.evaluation.logits import logits_of
-from vitkit.evaluation.measure import answers
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, stop_requests
 from vitkit.training import state
-from vitkit.training.loss import LOSSES
 from vitkit.training.metrics import Clock, Trackers
+from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.optim import Average, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
@@ -60,7 +58,7 @@ class Outcome:
     Args:
         step: updates done.
         total: updates of the whole run.
-        best: highest validation accuracy; None without a validation part.
+        best: highest validation accuracy, or lowest loss if the objective judges by it; None without a validation part.
         interrupted: whether Ctrl-C or SIGTERM arrived, be it during the last update.
         seconds: duration of this process's part of the run.
     """
@@ -90,7 +88,7 @@ class Loop:
         runtime: device, precision and processes.
         watch: called with every event, in the main process.
         wrap_forward: turns the model into a module that computes the same logits from the same parameters, but is
-            faster to train (default: the model itself).
+            faster to train (default: the model itself). An objective with parameters of its own does without it.
     """
 
     def __init__(
@@ -112,15 +110,16 @@ class Loop:
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = settings.checkpointing
         self.bare = model.to(runtime.device)
-        self.average = Average(self.bare, recipe.ema) if recipe.ema is not None else None
-        self.optimizer = optimizer_for(self.bare, recipe)
-        self.trained = [p for p in self.bare.parameters() if p.requires_grad]
-        trained = wrap_forward(self.bare)
+        self.objective = OBJECTIVES[recipe.objective](recipe, settings.seed)
+        self.learner = self.objective.learner(self.bare)
+        self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
+        self.optimizer = optimizer_for(self.learner, recipe)
+        self.trained = [p for p in self.learner.parameters() if p.requires_grad]
+        trained = wrap_forward(self.bare) if self.learner is self.bare else self.learner
         if settings.compile:
             for module in {self.bare, trained}:
                 module.compile()  # in place, so that parameters keep their names
         self.model = runtime.prepare(trained)
-        self.loss = LOSSES[recipe.loss]
         self.progress = TrainingState()
         self.trackers: Trackers | None = None
         self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
@@ -139,7 +138,7 @@ class Loop:
         for path in paths:
             error = None
             try:
-                self.progress = state.read(path, self.bare, self.optimizer, self.average)
+                self.progress = state.read(path, self.learner, self.optimizer, self.average)
             except UnreadableFile as found:
                 error = found
             if (error := next(filter(None, self.runtime.gather(error)), None)) is None:
@@ -212,7 +211,10 @@ class Loop:
                 batches.close()  # type: ignore[attr-defined]
                 if self.trackers is not None:
                     self.trackers.close()
-        return Outcome(self.progress.step, self.total, self.progress.best, interrupted, time.perf_counter() - began)
+        best = self.progress.best
+        if best is not None and self.objective.judge == "loss":
+            best = -best
+        return Outcome(self.progress.step, self.total, best, interrupted, time.perf_counter() - began)
 
     def _step(self, step: int, batch: Batch, stop: bool) -> bool:
         """Do one update; return whether any process has been asked to stop."""
@@ -227,7 +229,7 @@ class Loop:
             part = _part(batch, i * self.split.micro, (i + 1) * self.split.micro)
             last = i == self.split.count - 1
             with nullcontext() if last else self.runtime.no_sync(self.model):
-                loss, correct = self._forward(part)
+                loss, correct = self.objective.loss(self.model, part, step, self.runtime)
                 self.runtime.backward(loss / self.split.process)
             sums[:2] += torch.stack([loss.detach(), correct])
         norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
@@ -247,16 +249,6 @@ class Loop:
             for sums_of in (self.progress.window, self.progress.epoch):
                 sums_of[name] = sums_of.get(name, 0.0) + value
         return bool(total[2])
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss and the number of correct answers; a mixed image counts as its larger part."""
-        with self.runtime.autocast():
-            logits = self.model(batch.pixels)
-        logits = logits.float()
-        loss = self.loss(logits, batch, self.recipe.label_smoothing, bool(self.recipe.mix)).sum()
-        with torch.no_grad():
-            truth = torch.where(batch.weight >= 0.5, batch.labels, batch.others)
-            return loss, (logits.argmax(1) == truth).sum().float()
 
     def _guard(self, step: int, batch: Batch, loss: float, norm: float, lr: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
@@ -279,7 +271,7 @@ class Loop:
         """Log, validate and save as is due once `step` updates are done."""
         end, new_best = step == self.total, False
         sums, lr = self.progress.epoch, self.recipe.lr_at(step - 1, self.total)
-        so_far = {"loss": sums["loss"] / sums["images"], "accuracy": sums["correct"] / sums["images"]}
+        so_far = self._means(sums)
         if self.runtime.main:
             self.watch({"event": "step", "step": step, "total": self.total, **so_far, "lr": lr})
         if step % self.settings.log_every == 0 or end:
@@ -297,16 +289,20 @@ class Loop:
             with clock.excluded():
                 self._save()
 
+    def _means(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the mean loss, and the accuracy if the objective has one, of sums over images."""
+        accuracy = {"accuracy": sums["correct"] / sums["images"]} if self.objective.counts else {}
+        return {"loss": sums["loss"] / sums["images"], **accuracy}
+
     def _log_training(self, step: int, clock: Clock) -> None:
         window, self.progress.window = self.progress.window, {}
-        images, steps = window["images"], window["steps"]
+        steps = window["steps"]
         self._log(
             {
                 "event": "train",
                 "step": step,
                 "epoch": self._epochs(step),
-                "loss": window["loss"] / images,
-                "accuracy": window["correct"] / images,
+                **self._means(window),
                 "gradient": window["norm"] / steps,
                 "lr": self.recipe.lr_at(step - 1, self.total),
                 "time": clock.read(int(steps)),
@@ -334,8 +330,9 @@ class Loop:
     def _validate(self, step: int) -> bool:
         """Validate the weights, and their average if there is one; return whether one of them is a new best.
 
-        The best has the highest accuracy; among equals, the lower loss; then the later step. It has to be saved, state
-        and all, at this step, so that a run resumed from the latest state agrees with its best weights.
+        The best has the highest accuracy; among equals, the lower loss; then the later step. Where the objective judges
+        by the loss, the accuracy plays no part. It has to be saved, state and all, at this step, so that a run resumed
+        from the latest state agrees with its best weights.
         """
         assert self.val is not None
         progress, new_best = self.progress, False
@@ -344,31 +341,21 @@ class Loop:
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
             with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
-                outputs = logits_of(
-                    self.bare,
+                found = self.objective.validate(
+                    self.learner,
                     self.val,
+                    self.runtime,
                     batch_size=max(self.split.micro, 64),
                     workers=0 if self.val.in_memory else self.settings.workers,
-                    runtime=self.runtime,
                     bad_images=self.settings.bad_images,
                 )
-            _, rank, _, truth = answers(outputs.logits, outputs.labels)
-            # The main process's numbers, so that all of them agree on whether to save.
-            top1, loss = self.runtime.gather((float((rank == 0).mean()), float(-truth.mean())))[0]
-            self._log(
-                {
-                    "event": "val",
-                    "step": step,
-                    "weights": which,
-                    "loss": loss,
-                    "top1": top1,
-                    "top5": float((rank < 5).mean()),
-                    "images": len(outputs),
-                    "time": {"seconds": time.perf_counter() - began},
-                }
-            )
-            if progress.best is None or (top1, -loss) >= (progress.best, -progress.best_loss):
-                progress.best, progress.best_loss, progress.best_step, progress.best_weights = top1, loss, step, which
+            found = self.runtime.gather(found)[0]  # the main process's, so that all of them agree on whether to save
+            seconds = {"seconds": time.perf_counter() - began}
+            self._log({"event": "val", "step": step, "weights": which, **found, "time": seconds})
+            loss = found["loss"]
+            score = -loss if self.objective.judge == "loss" else found[self.objective.judge]
+            if progress.best is None or (score, -loss) >= (progress.best, -progress.best_loss):
+                progress.best, progress.best_loss, progress.best_step, progress.best_weights = score, loss, step, which
                 new_best = True
         return new_best
 
@@ -391,22 +378,26 @@ class Loop:
         if self.runtime.main:
             self.progress.logged = self.run.logged()
             self.progress.scaler = self.runtime.scaler.state_dict()
-            state.write(self.run.path / "state", self.bare, self.optimizer, self.average, self.progress, self.run.info)
+            state.write(
+                self.run.path / "state", self.learner, self.optimizer, self.average, self.progress, self.run.info
+            )
             self._write_checkpoints()
         self.runtime.wait()
 
     def _write_checkpoints(self) -> None:
         p = self.progress
-        extra = {"step": str(p.step)}
+        extra, judge = {"step": str(p.step)}, self.objective.judge
         best = p.best is not None and p.best_step == p.step
-        self.run.save(self.bare, "last", extra)
+        score = {judge: repr(p.best_loss if judge == "loss" else p.best)}
+        beside = self.objective.beside(self.learner)  # the parameters themselves: averaged when the model's are
+        self.run.save(self.bare, "last", extra, beside)
         if best and p.best_weights == "last":
-            self.run.save(self.bare, "best", {**extra, "top1": repr(p.best)})
+            self.run.save(self.bare, "best", extra | score, beside)
         if self.average is not None:
             with self.average.in_place():
-                self.run.save(self.bare, "ema", extra)
+                self.run.save(self.bare, "ema", extra, beside)
                 if best and p.best_weights == "ema":
-                    self.run.save(self.bare, "best", {**extra, "top1": repr(p.best)})
+                    self.run.save(self.bare, "best", extra | score, beside)
 
 
 def _part(batch: Batch, start: int, stop: int) -> Batch:

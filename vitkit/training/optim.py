@@ -56,9 +56,10 @@ def layer_of(name: str, layers: int) -> int:
         name: the parameter's name.
         layers: L, the number of blocks.
     """
+    name = name.removeprefix("vit.")  # inside the module of an objective
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
-    return layers + 1 if name.startswith(("norm.", "pre_logits.", "head.")) else 0
+    return layers + 1 if name.startswith(("norm.", "pre_logits.", "head.", "predictor.")) else 0
 
 
 def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
         model: a ViT; frozen parameters are left out.
         recipe: sets weight decay and layer decay.
     """
-    decaying, layers = kernels(model), len(getattr(model, "blocks", ()))
+    decaying, layers = kernels(model), len(getattr(getattr(model, "vit", model), "blocks", ()))
     found: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

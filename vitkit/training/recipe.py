@@ -17,6 +17,8 @@ from vitkit.model.config import ViTConfig
 Optimizer = Literal["adamw", "adam", "sgd"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
+Objective = Literal["classify", "masked-patch"]
+Target = Literal["mean", "4x4", "patch"]
 LRRule = Literal["fixed", "linear", "sqrt"]
 DecayFrom = Literal["warmup", "start"]
 
@@ -46,6 +48,10 @@ class Recipe:
         models: the variants that it was published for; empty for any.
         config: the recipe's own model, trained when the user names none; None if the user has to name one.
         small_data: whether the recipe is meant for training from scratch on few images.
+        objective: what is learnt, a row of `objectives.OBJECTIVES`.
+        target: what masked-patch predicts, a row of `masked.TARGETS`.
+        images: training images to use, a count or, below 1, a share: the same share of every class, chosen by the seed;
+            a larger subset contains the smaller ones. None for all of them.
         image_size: in pixels; None for the model's own.
         epochs: passes over the data; give either this or `steps`.
         steps: optimizer steps; give either this or `epochs`.
@@ -85,6 +91,9 @@ class Recipe:
     models: tuple[str, ...] = ()
     config: ViTConfig | None = None
     small_data: bool = False
+    objective: Objective = "classify"
+    target: Target = "mean"
+    images: float | None = None
     image_size: int | None = None
     epochs: float | None = None
     steps: int | None = None
@@ -135,6 +144,8 @@ class Recipe:
         checks.one_of("decay", self.decay, Decay)
         checks.one_of("decay_from", self.decay_from, DecayFrom)
         checks.one_of("loss", self.loss, Loss)
+        checks.one_of("objective", self.objective, Objective)
+        checks.one_of("target", self.target, Target)
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         if self.val == 1:
             raise ConfigError("val must be below 1, to leave something to train on; got 1.")
@@ -143,6 +154,10 @@ class Recipe:
                 f"SGD needs weight_decay=0, because its weight decay is not decoupled as the paper's is; got "
                 f"{self.weight_decay:g}. Set it to 0, or use optimizer='adamw'."
             )
+        if self.images is not None:
+            checks.number("images", self.images, 0, open_low=True)
+            if self.images >= 1 and self.images != int(self.images):
+                raise ConfigError(f"images must be a whole number of images or a share below 1; got {self.images!r}.")
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ConfigError(f"warmup must be a whole number of steps or a share below 1; got {self.warmup!r}.")
         if self.final_lr > self.lr:

@@ -33,6 +33,8 @@ from vitkit.model.config import ViTConfig
 from vitkit.training.lock import NAME
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitkit.model.backbone import Backbone
 
 KINDS = ("best", "last", "ema")  # the checkpoints of a run
@@ -247,18 +249,25 @@ class RunFolder:
 
         return run_weights(self.path, which or "")
 
-    def save(self, model: Backbone, which: str, extra: Mapping[str, str] | None = None) -> Path:
+    def save(
+        self,
+        model: Backbone,
+        which: str,
+        extra: Mapping[str, str] | None = None,
+        pretraining: Mapping[str, Tensor] | None = None,
+    ) -> Path:
         """Write a checkpoint in the native dialect, atomically; return its path.
 
         Args:
             model: the model to save.
             which: one of KINDS.
             extra: additional metadata for the file.
+            pretraining: tensors that pre-training has beside the model.
         """
         from vitkit.checkpoints import save
 
         path = self.path / f"{which}.safetensors"
-        save(model, path, extra=dict(extra or {}))
+        save(model, path, extra=dict(extra or {}), pretraining=pretraining)
         return path
 
     def log(self, row: Mapping[str, Any]) -> None:

@@ -34,7 +34,8 @@ class TrainingState:
 
     Args:
         step: updates done.
-        best: highest validation accuracy so far; None before the first validation.
+        best: highest validation accuracy so far, or minus the lowest loss if the objective judges by it; None before
+            the first validation.
         best_loss: validation loss of the weights that reached `best`.
         best_step: the step of `best`.
         best_weights: the weights that reached it: `last` or `ema`.
@@ -69,7 +70,7 @@ def write(
 
     Args:
         folder: the run's `state` folder.
-        model: the bare model, as `Runtime.unwrap` returns it.
+        model: the module whose parameters are trained, not wrapped for several processes.
         optimizer: the optimizer of its parameters.
         average: the running average of its weights, if any.
         progress: how far the run has come.
@@ -114,7 +115,7 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
 
     Args:
         path: a file written by `write`.
-        model: the bare model.
+        model: the module whose parameters are trained, not wrapped for several processes.
         optimizer: its optimizer.
         average: its running average, if any.
 

@@ -1,0 +1,340 @@
+"""Many runs that differ in a few fields: train each cell, measure it, and keep the results as they come.
+
+A cell is a mapping of field to value: a field of Recipe or of ViTConfig, `seed`, `model` (a variant), `image_size`, or
+`size` (a row of SIZES). Every cell is a run folder of its own; results.json has a line for each that is finished. A
+sweep that was killed continues where it stopped, in the middle of a cell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.checkpoints import load
+from vitkit.checkpoints.atomic import staging
+from vitkit.data.base import Source, Subset
+from vitkit.errors import ConfigError, OutputError, nearest, pick
+from vitkit.evaluation.logits import logits_of
+from vitkit.features.ridge import SEEDS, draw, ridge
+from vitkit.jobs.train import Prepared, prepare, start
+from vitkit.model.backbone import Backbone
+from vitkit.model.config import InputSpec, ViTConfig
+from vitkit.model.count import flops
+from vitkit.runtime import Runtime
+from vitkit.training.loop import Watch
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import RunFolder
+from vitkit.types import Array
+
+RESULTS = "results.json"
+Cell = Mapping[str, Any]
+
+# Models of three sizes, for the field `size`: the paper's Figures 3 to 5 compare several.
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256},
+    "medium": {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 512},
+    "large": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1024},
+}
+OF_RECIPE = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("image_size", "config"))
+OF_MODEL = tuple(field.name for field in dataclasses.fields(ViTConfig) if field.name not in ("image_size", *OF_RECIPE))
+OTHERS = ("seed", "model", "image_size", "size")
+
+
+def product(over: Mapping[str, Sequence[Any]], seeds: Sequence[int] = (0,)) -> list[dict[str, Any]]:
+    """Return every combination of values, with every seed.
+
+    Args:
+        over: field -> its values.
+        seeds: random seeds (default: 0 only).
+    """
+    return [
+        {**dict(zip(over, values, strict=True)), "seed": seed}
+        for values in itertools.product(*over.values())
+        for seed in seeds
+    ]
+
+
+def name_of(cell: Cell) -> str:
+    """Return the name of a cell's folder: `positions-2d,seed-0`."""
+    return ",".join(f"{field}-{_word(value)}" for field, value in cell.items())
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("/", "_")
+
+
+def arguments(cell: Cell) -> dict[str, Any]:
+    """Return the arguments of `jobs.train.prepare` that a cell stands for.
+
+    Args:
+        cell: field -> value.
+
+    Raises:
+        ConfigError: a field that does not exist.
+    """
+    found: dict[str, Any] = {"changes": {}, "fields": {}, "settings": {}}
+    for field, value in cell.items():
+        if field == "seed":
+            found["settings"]["seed"] = value
+        elif field in ("model", "image_size"):
+            found[field] = value
+        elif field == "size":
+            found["fields"] |= pick(SIZES, value, "size")
+        elif field in OF_RECIPE:
+            found["changes"][field] = value
+        elif field in OF_MODEL:
+            found["fields"][field] = value
+        else:
+            known = (*OTHERS, *OF_RECIPE, *OF_MODEL)
+            raise ConfigError(
+                f"A sweep goes over fields of a recipe or a model, and over {', '.join(OTHERS)}; got "
+                f"{field!r}{nearest(field, list(known)) or '.'}"
+            )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What all cells of a sweep have in common.
+
+    Args:
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: folder for the runs and results.json.
+        recipe: a key of RECIPES, or a Recipe.
+        changes: fields of Recipe to change in every cell.
+        settings: fields of Settings to set in every cell.
+        how: other arguments of `jobs.train.prepare`, such as `weights`.
+        shots: images per class for the few-shot accuracy; 0 leaves it out.
+    """
+
+    data: str
+    out: Path
+    recipe: str | Recipe
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shots: int = 0
+
+    def same(self) -> dict[str, Any]:
+        """Return what a resumed sweep must agree in, as JSON values."""
+        recipe = self.recipe if isinstance(self.recipe, str) else self.recipe.to_dict()
+        changes = {name: value for name, value in self.changes.items() if value is not None}
+        return json.loads(json.dumps({"recipe": recipe, "changes": changes, "shots": self.shots}, default=str))
+
+    def prepare(self, cell: Cell, *, resume: bool) -> Prepared:
+        """Check a cell and build what it needs, without writing anything."""
+        own = arguments(cell)
+        changes, settings = {**self.changes, **own.pop("changes")}, {**self.settings, **own.pop("settings")}
+        fields = {**self.how.get("fields", {}), **own.pop("fields")}
+        how = {**self.how, **own, "changes": changes, "settings": settings, "fields": fields}
+        return prepare(self.data, self.out / name_of(cell), recipe=self.recipe, resume=resume, **how)
+
+
+def sweep_cells(
+    request: Request,
+    cells: Sequence[Cell],
+    *,
+    resume: bool = False,
+    jobs: int = 1,
+    watch: Watch | None = None,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]] | None:
+    """Train and measure every cell; return a row of results for each, in order, or None if it was interrupted.
+
+    Args:
+        request: what all cells have in common.
+        cells: the cells; those that are finished are not trained again.
+        resume: whether to continue the sweep at `request.out`.
+        jobs: cells to train at the same time, each in a process of its own (default: 1).
+        watch: called with the events of every run, if one cell is trained at a time.
+        say: called with a line of text before and after every cell.
+
+    Raises:
+        ConfigError: a cell cannot work; nothing has been written.
+        OutputError: `request.out` already holds something.
+    """
+    out = request.out
+    if not cells:
+        raise ConfigError("Expected at least one cell to train; got none.")
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise OutputError(f"--out must be a new folder; {out} is not empty. Choose another, or add --resume.")
+    done = _finished(request)
+    left = [cell for cell in cells if name_of(cell) not in done]
+    for cell in _without_seeds(left):
+        request.prepare(cell, resume=resume)  # refuses what cannot work before the first cell is trained
+    if len(left) < len(cells):
+        say(f"{len(cells) - len(left)} of {len(cells)} cells are finished")
+    for number, row in enumerate(_trained(request, left, resume, jobs, watch, say), len(cells) - len(left) + 1):
+        if row is None:
+            return None
+        done[row["name"]] = row
+        _write(request, done)
+        say(f"{number} of {len(cells)}  {row['name']}: {shown(row)}")
+    return [done[name_of(cell)] for cell in cells]
+
+
+def _without_seeds(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the first of each group of cells that differ only in their seeds."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(name_of({field: value for field, value in cell.items() if field != "seed"}), cell)
+    return list(first.values())
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """Return a cell's results as text."""
+    few = f", {row['shots']}-shot {row['few_shot']:.2%}" if row.get("few_shot") is not None else ""
+    return f"{row['top1']:.2%} of {row['val']:,} held-out images{few}, {row['seconds']:.0f} s"
+
+
+def _finished(request: Request) -> dict[str, dict[str, Any]]:
+    """Return the rows of results.json by name."""
+    try:
+        found = json.loads((request.out / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if found.get("same") != request.same():
+        raise ConfigError(
+            f"{request.out} was started with another recipe or other settings. Continue with the original ones, or "
+            f"start another sweep with a new --out."
+        )
+    return {row["name"]: row for row in found["rows"]}
+
+
+def _write(request: Request, done: Mapping[str, Mapping[str, Any]]) -> None:
+    request.out.mkdir(parents=True, exist_ok=True)
+    with staging(request.out) as private:
+        text = json.dumps({"data": request.data, "same": request.same(), "rows": list(done.values())}, indent=1)
+        (private / RESULTS).write_text(text + "\n", encoding="utf-8")
+
+
+def _trained(
+    request: Request, cells: Sequence[Cell], resume: bool, jobs: int, watch: Watch | None, say: Callable[[str], None]
+) -> Iterator[dict[str, Any] | None]:
+    """Train cells, one after the other or in processes of their own; yield each row as it comes, None if stopped."""
+    if jobs <= 1 or len(cells) <= 1:
+        for cell in cells:
+            say(name_of(cell))
+            yield train_cell(request, cell, resume, watch)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        waiting = {pool.submit(train_cell, request, cell, resume, None, True) for cell in cells}
+        try:
+            while waiting:
+                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for one in ready:
+                    yield one.result()
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+def train_cell(
+    request: Request, cell: Cell, resume: bool, watch: Watch | None = None, aloud: bool = False
+) -> dict[str, Any] | None:
+    """Train one cell and measure it on its validation part; None if it was interrupted.
+
+    Args:
+        request: what all cells have in common.
+        cell: this cell.
+        resume: whether to continue its run, if there is one.
+        watch: called with the events of the run.
+        aloud: whether to print validations (default: no), in a process without a watch.
+    """
+    began = time.perf_counter()
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "val":
+            score = f"{event['top1']:.2%}" if "top1" in event else f"loss {event['loss']:.4f}"
+            print(f"  {name_of(cell)}  step {event['step']:,}  {event['weights']} {score}", flush=True)
+
+    ready = request.prepare(cell, resume=resume)
+    run, outcome = start(ready, tell if aloud else watch)
+    if outcome.interrupted:  # even if this cell was finished: the sweep is not
+        return None
+    which = "ema" if ready.recipe.ema is not None else "last"
+    train, val, config = ready.train, ready.val, ready.model.config
+    row: dict[str, Any] = {
+        "name": name_of(cell),
+        "cell": dict(cell),
+        "weights": which,
+        "top1": final_top1(run, which) if val is not None else None,
+        "train": len(train),
+        "val": len(val) if val is not None else 0,
+        "parameters": sum(p.numel() for p in ready.model.parameters()),
+        "flops": 3.0 * flops(config) * outcome.total * ready.recipe.batch_size,  # a backward pass costs two forwards
+        "seconds": time.perf_counter() - began,
+    }
+    if request.shots and val is not None:
+        model = load(run.weights(which), device=ready.runtime.device)
+        scores = few_shot(model, train, val, request.shots, ready.runtime)
+        row |= {"shots": request.shots, "few_shot": float(np.mean(scores))}
+    return row
+
+
+def final_top1(run: RunFolder, which: str) -> float:
+    """Return the accuracy of a run's final weights on its validation part: not of its best, which would flatter it."""
+    return next(row["top1"] for row in reversed(run.metrics()) if row["event"] == "val" and row["weights"] == which)
+
+
+class _Features:
+    """A model's features in place of its logits, to compute them for a data set."""
+
+    def __init__(self, model: Backbone) -> None:
+        self.model, self.input_spec = model, model.input_spec
+
+    input_spec: InputSpec
+
+    def __call__(self, x: Any, /) -> Any:
+        return self.model.features(x)
+
+
+def few_shot(
+    model: Backbone,
+    train: Source,
+    held: Source,
+    shots: int,
+    runtime: Runtime | None = None,
+    seeds: Sequence[int] = SEEDS,
+) -> list[float]:
+    """Return the few-shot accuracy of a model's frozen features (section 4.1), one for each seed.
+
+    Only the images that a seed chooses are embedded, and the held-out ones.
+
+    Args:
+        model: a ViT or a ResNet.
+        train: images to choose from.
+        held: images to measure on.
+        shots: images per class.
+        runtime: device and precision (default: the CPU, in fp32).
+        seeds: each selects different images.
+
+    Raises:
+        ConfigError: a class has fewer training images.
+    """
+    least = int(np.bincount(train.labels, minlength=len(train.class_names)).min())
+    if least < shots:
+        raise ConfigError(f"{shots} images per class are too many: a class has {least} training images. Use fewer.")
+    K = len(train.class_names)
+    chosen = [draw(train.labels, K, shots, seed) for seed in seeds]
+    some = np.unique(np.concatenate(chosen))
+    X, Xt = (
+        logits_of(_Features(model), part, batch_size=256, runtime=runtime).logits.astype(np.float64)
+        for part in (Subset(train, some), held)
+    )
+    accuracies = []
+    for places in chosen:
+        rows: Array = np.searchsorted(some, places)
+        head = ridge(X[rows], train.labels[places], K)
+        accuracies.append(float((head.logits(Xt).argmax(1) == held.labels).mean()))
+    return accuracies

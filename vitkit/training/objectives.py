@@ -1,0 +1,168 @@
+"""OBJECTIVES: what a run learns. The loop knows none of them by name; a recipe chooses one.
+
+An objective turns a batch into a loss and judges weights on the validation part. It may add parameters of its own
+around the model; these are trained and saved with the run's state, while the run's checkpoints hold the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.data.base import Source
+from vitkit.data.loader import Batch, EvalLoader
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.logits import logits_of
+from vitkit.evaluation.measure import answers
+from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import evaluating
+from vitkit.model.create import need_vit
+from vitkit.runtime import Runtime
+from vitkit.training.loss import LOSSES
+from vitkit.training.masked import TARGETS, VALIDATION, MaskedPatches, check, keys_of
+from vitkit.training.recipe import Recipe
+
+
+class Objective(ABC):
+    """What a run learns.
+
+    Args:
+        recipe: the run's recipe.
+        seed: the run's seed.
+    """
+
+    labels = True  # whether the images need labels
+    fused = True  # whether the model's fused training forward can be used
+    judge = "top1"  # what the best weights have: the highest validation accuracy, or the lowest `loss`
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        self.recipe, self.seed = recipe, seed
+
+    @classmethod
+    def check(cls, recipe: Recipe, model: Backbone) -> None:
+        """Refuse a recipe or a model that this objective cannot train; raises ConfigError."""
+        return
+
+    def learner(self, model: Backbone) -> nn.Module:
+        """Return the module whose parameters are trained: the model, or a module that has it as `vit`.
+
+        Args:
+            model: the model, on its device.
+        """
+        return model
+
+    def beside(self, learner: nn.Module) -> dict[str, Tensor]:
+        """Return the learner's tensors that checkpoints keep beside the model's.
+
+        Args:
+            learner: the result of `learner`.
+        """
+        return {name: p for name, p in learner.state_dict().items() if not name.startswith("vit.")}
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are answers that are right or wrong, and so an accuracy."""
+        return True
+
+    @abstractmethod
+    def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+        """Return the loss in fp32 and the number of correct answers, both summed over the images.
+
+        Args:
+            forward: the learner, or a faster or distributed form of it.
+            batch: the images.
+            step: the step, from 0.
+            runtime: sets the precision.
+        """
+
+    @abstractmethod
+    def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
+        """Return the metrics of the learner's present weights: `loss`, `images`, and `top1` if answers are counted.
+
+        Args:
+            learner: the result of `learner`.
+            source: the validation part.
+            runtime: processes, device and precision.
+            how: `batch_size`, `workers` and `bad_images`.
+        """
+
+
+class Classify(Objective):
+    """Name the class of each image: the paper's supervised training."""
+
+    def beside(self, learner: nn.Module) -> dict[str, Tensor]:
+        """See Objective."""
+        return {}
+
+    def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+        """See Objective; a mixed image counts as its larger part."""
+        with runtime.autocast():
+            logits = forward(batch.pixels)
+        logits = logits.float()
+        recipe = self.recipe
+        loss = LOSSES[recipe.loss](logits, batch, recipe.label_smoothing, bool(recipe.mix)).sum()
+        with torch.no_grad():
+            truth = torch.where(batch.weight >= 0.5, batch.labels, batch.others)
+            return loss, (logits.argmax(1) == truth).sum().float()
+
+    def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
+        """See Objective."""
+        assert isinstance(learner, Backbone)
+        outputs = logits_of(learner, source, runtime=runtime, **how)
+        _, rank, _, truth = answers(outputs.logits, outputs.labels)
+        return {
+            "loss": float(-truth.mean()),
+            "top1": float((rank == 0).mean()),
+            "top5": float((rank < 5).mean()),
+            "images": len(outputs),
+        }
+
+
+class MaskedPatch(Objective):
+    """Predict what hidden patches show (B.1.2): needs no labels."""
+
+    labels, fused, judge = False, False, "loss"
+
+    @classmethod
+    def check(cls, recipe: Recipe, model: Backbone) -> None:
+        """See Objective."""
+        check(need_vit(model, "Masked patch prediction").config, recipe.target)
+        if recipe.mix:
+            raise ConfigError("Masked patch prediction needs whole images; use a recipe without MixUp and CutMix.")
+
+    def learner(self, model: Backbone) -> MaskedPatches:
+        """See Objective."""
+        return MaskedPatches(need_vit(model, "Masked patch prediction"), self.recipe.target)
+
+    @property
+    def counts(self) -> bool:
+        """See Objective; a regression has no right answers."""
+        return TARGETS[self.recipe.target].side is not None
+
+    def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+        """See Objective; an image's answers count as the share of its colours that are right."""
+        with runtime.autocast():
+            loss, right = forward(batch.pixels, keys_of(self.seed, step, batch.index))
+        return loss.sum(), right.sum()
+
+    def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
+        """See Objective; the masks are the same at every validation."""
+        assert isinstance(learner, MaskedPatches)
+        place: dict[str, Any] = {"rank": runtime.rank, "ranks": runtime.ranks, "device": runtime.device}
+        loader = EvalLoader(source, learner.vit.input_spec, **place, **how)
+        sums = torch.zeros(3, dtype=torch.float64)  # loss, right colours, images
+        for batch in loader:
+            with evaluating(learner), runtime.autocast():
+                loss, right = learner(batch.pixels, keys_of(self.seed, VALIDATION, batch.index))
+            sums += torch.tensor([float(loss.double().sum()), float(right.double().sum()), len(batch)])
+        totals = [sum(part[i] for part in runtime.gather(sums.tolist())) for i in range(3)]
+        if not totals[2]:
+            raise DataError("Expected at least one readable image to validate on; got none.")
+        accuracy = {"top1": totals[1] / totals[2]} if self.counts else {}
+        return {"loss": totals[0] / totals[2], **accuracy, "images": int(totals[2])}
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "masked-patch": MaskedPatch}
