@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import nn
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vitkit.jobs.probe import Probe
     from vitkit.jobs.walk import Walk
     from vitkit.results import Run
+    from vitkit.server.server import Running
     from vitkit.training.recipe import Recipe
 
 log = logging.getLogger("vitkit")
@@ -626,24 +627,55 @@ def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, 
     return export_file(vit, to, out, shown, merge=merge, source=str(weights))
 
 
-def serve(model: Model, *, host: str = "127.0.0.1", port: int = 8000, engine: str | None = None) -> None:
-    """Serve a model with its web page and API, until Ctrl-C.
+@overload
+def serve(
+    model: Model, *, host: str = ..., port: int = ..., engine: str | None = ..., wait: Literal[True] = ...
+) -> None: ...
+
+
+@overload
+def serve(
+    model: Model, *, host: str = ..., port: int = ..., engine: str | None = ..., wait: Literal[False]
+) -> Running: ...
+
+
+def serve(
+    model: Model, *, host: str = "127.0.0.1", port: int = 8000, engine: str | None = None, wait: bool = True
+) -> Running | None:
+    """Serve a model with its web page and API, until Ctrl-C or in the background.
 
     Args:
         model: a model of any interface, or anything that `vitkit.load` accepts.
         host: address to listen on (default: this machine only).
         port: port; 0 for any free one (default: 8000).
         engine: a row of `vitkit.speed.ENGINES` (default: `cpu-fused` on the CPU, else `torch`).
+        wait: whether to serve until Ctrl-C; otherwise return the running server, with its `url` and `stop()`
+            (default: True).
+
+    Example:
+        >>> import urllib.request, vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=3, num_hidden_layers=1)
+        >>> with vitkit.serve(model, port=0, wait=False) as server:
+        ...     urllib.request.urlopen(f"{server.url}/healthz").status
+        200
     """
     from vitkit.server.app import create_app
-    from vitkit.server.server import LOCAL, is_local, listen, run
+    from vitkit.server.server import LOCAL, Running, is_local, listen, run
     from vitkit.server.service import Service
     from vitkit.server.settings import Settings
 
     settings = Settings(hosts=LOCAL if is_local(host) else None)
     source = str(model) if isinstance(model, str | Path) else type(model).__name__
-    with listen(host, port) as bound:
+    bound = listen(host, port)
+    try:
         service = Service(model_of(model).eval(), settings, engine=engine, source=source)
         service.warm()
+        if not wait:
+            return Running(create_app(service), bound)
         print(f"vitkit: {source} is served at http://{host}:{bound.getsockname()[1]}; Ctrl-C stops it.", flush=True)
         run(create_app(service), bound)
+    except BaseException:
+        bound.close()
+        raise
+    bound.close()
+    return None

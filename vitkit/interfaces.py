@@ -16,13 +16,12 @@ from vitkit import huggingface, paper
 from vitkit.checkpoints import DIALECTS, load, save
 from vitkit.errors import CannotExpress, InputError
 from vitkit.model.backbone import Backbone
-from vitkit.model.config import GELUS, ViTConfig
+from vitkit.model.config import ViTConfig
 from vitkit.model.create import need_vit
-from vitkit.model.parts.fit import Takes, unfit
+from vitkit.model.parts.fit import unfit_of_paper
 from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
 
-OF_PAPER: Takes = {"hidden_act": GELUS}  # the parts that the five classes have a place for
 Twelve = huggingface.ViTModel | huggingface.ViTForImageClassification
 
 
@@ -96,18 +95,8 @@ def as_paper(model: nn.Module) -> paper.ViT:
     """
     vit = as_vit(model)
     c = vit.config
-    fixed = {
-        "pool": "cls",
-        "class_token": True,
-        "layer_scale": None,
-        "num_register_tokens": 0,
-        "qkv_bias": True,
-        "pruned_heads": (),
-    }
-    if odd := [f"{name}={getattr(c, name)!r}" for name, value in fixed.items() if getattr(c, name) != value]:
+    if odd := unfit_of_paper(c):
         raise CannotExpress(f"The five classes of vitkit.paper have no place for {', '.join(odd)}; use vitkit.ViT.")
-    if parts := unfit(c, OF_PAPER):
-        raise CannotExpress(f"The five classes of vitkit.paper have no place for {', '.join(parts)}; use vitkit.ViT.")
     if not c.num_classes:
         raise CannotExpress("vitkit.paper.ViT always has a classifier; this model has no head (num_classes=0).")
     result = paper.ViT(

@@ -115,6 +115,23 @@ def test_the_twelve_classes_are_drawn_nested(classes: int) -> None:
     assert sum("ViTLayer" in line for line in words) == 1
 
 
+def test_drawings_say_what_the_model_has() -> None:
+    odd = dataclasses.replace(SMALL, qkv_bias=False, pruned_heads=((1, (0, 3)),), hidden_act="relu")
+    assert "2 to 4 heads of 12, no bias in Eq. 5" in words_of(DIAGRAMS["overview"](odd))
+    assert "4 heads of 12" in words_of(DIAGRAMS["overview"](SMALL))
+    for change, words in (
+        ({"qkv_bias": False}, "qkv_bias=False"),
+        ({"pruned_heads": ((1, (0,)),)}, "pruned_heads"),
+        ({"hidden_act": "relu"}, "hidden_act=relu"),
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+    ):
+        with pytest.raises(ConfigError, match=f"no place for {words}"):
+            DIAGRAMS["paper-MLPBlock"](dataclasses.replace(SMALL, **change))
+    tanh = words_of(DIAGRAMS["paper-MLPBlock"](dataclasses.replace(SMALL, hidden_act="gelu_tanh")))
+    assert "mlp.1: GELU (tanh form), then dropout" in tanh
+    assert "mlp.1: GELU, then dropout" in words_of(DIAGRAMS["paper-MLPBlock"](SMALL))
+
+
 @pytest.mark.parametrize("pre_logits", [False, True])
 def test_the_five_classes_are_drawn_with_the_shapes_that_they_have(pre_logits: bool) -> None:
     config = dataclasses.replace(SMALL, pre_logits=pre_logits)

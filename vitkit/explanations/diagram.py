@@ -14,7 +14,7 @@ from vitkit.explanations import svg
 from vitkit.explanations.describe import Row, describe, rows_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.count import parameters
-from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit, unfit_of_paper
 
 TALL, GAP, WIDE = 40, 6, 760
 FIGURE_1: Takes = {  # the parts that `overview` shows, or that change no word in it
@@ -200,6 +200,13 @@ def _model(c: ViTConfig) -> list[str]:
     ]
 
 
+def _heads(c: ViTConfig) -> str:
+    """Words about the heads: how many each block has, and whether q, k and v have a bias."""
+    counts = {len(c.heads_of(layer)) for layer in range(c.num_hidden_layers)}
+    number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    return f"{number} heads of {c.head_size}" + ", no bias in Eq. 5" * (not c.qkv_bias)
+
+
 def _block(c: ViTConfig, bottom: float) -> list[str]:
     """Draw the right half of Figure 1: one encoder block, upwards from `bottom`."""
     D, T, left, wide = c.hidden_size, c.num_prefix_tokens + c.num_patches, 720, 220
@@ -209,7 +216,7 @@ def _block(c: ViTConfig, bottom: float) -> list[str]:
     for norm, (kind, words, shapes) in zip(
         (f"[B, {T}, {D}]", f"eps {c.layer_norm_eps:g}"),
         (
-            ("msa", "Multi-head self-attention", f"Eqs. 5-8   {c.num_attention_heads} heads of {c.head_size}"),
+            ("msa", "Multi-head self-attention: Eqs. 5-8", _heads(c)),
             ("mlp", "MLP", f"{D} → {c.intermediate_size} → {D}   {c.hidden_act}"),
         ),
         strict=True,
@@ -304,7 +311,9 @@ def paper_parts(c: ViTConfig) -> dict[str, tuple[str, tuple[int, ...], list[Part
             [
                 Part("norm", "layer_norm: LayerNorm", sequence),
                 Part("mlp", "mlp.0: Linear", (N + 1, M)),
-                Part("level2", "mlp.1: GELU, then dropout", (N + 1, M)),
+                Part(
+                    "level2", f"mlp.1: GELU{' (tanh form)' * (c.hidden_act == 'gelu_tanh')}, then dropout", (N + 1, M)
+                ),
                 Part("mlp", "mlp.3: Linear, then dropout", sequence),
             ],
         ),
@@ -336,10 +345,7 @@ def paper_parts(c: ViTConfig) -> dict[str, tuple[str, tuple[int, ...], list[Part
 def _paper(name: str) -> Callable[[ViTConfig], str]:
     def draw(config: ViTConfig) -> str:
         """Draw one class of vitkit.paper as SVG: from its input at the top to its output at the bottom."""
-        fixed = {"pool": "cls", "class_token": True, "layer_scale": None, "num_register_tokens": 0}
-        odd = [
-            f"{field}={getattr(config, field)!r}" for field, value in fixed.items() if getattr(config, field) != value
-        ]
+        odd = unfit_of_paper(config)
         if odd or not config.num_classes:
             raise ConfigError(
                 f"The five classes of vitkit.paper have no place for {', '.join(odd) or 'a model without a head'}."

@@ -101,6 +101,10 @@ KindName = StrEnum("KindName", {name: name for name in explaining.KINDS})  # typ
 PictureName = StrEnum("PictureName", {name: name for name in explaining.PICTURES})  # type: ignore[misc]
 ROLLOUT = KindName("rollout")
 Number = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
+FromZero = Annotated[
+    int | None,
+    Query(ge=-(2**31), lt=2**31, description="Counted from 0, where the page counts from 1; -1 is the last."),
+]
 
 
 def create_app(service: Service) -> Middleware:
@@ -204,8 +208,8 @@ def _api(app: FastAPI, service: Service) -> None:
     async def explain(
         request: Request,
         kind: KindName = ROLLOUT,
-        layer: Number = None,
-        head: Number = None,
+        layer: FromZero = None,
+        head: FromZero = None,
         query: Number = None,
         target: Number = None,
         format: Annotated[Literal["png", "json", "npy"], Query()] = "png",

@@ -128,7 +128,7 @@ def overlay(model: ViT, x: Tensor, ask: Question) -> bytes:
         return draw.png(image)
     if ask.kind == "attention":
         if np.isnan(values).all():
-            raise InputError(f"Head {ask.head} was pruned from layer {ask.layer}; choose another.")
+            raise InputError(f"head={ask.head} was pruned from layer={ask.layer} (counted from 0); choose another.")
         values = np.nanmean(values, axis=(0, 1))
     return draw.png(draw.overlay(image, patch_map(values, model, grid(model))))
 

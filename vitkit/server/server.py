@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -124,6 +126,43 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
         bound: the socket from `listen`.
         log_requests: whether to print every request.
     """
+    _server(middleware, log_requests).run(sockets=[bound])
+
+
+class Running:
+    """A server in a thread of this process; a context manager that stops it.
+
+    Args:
+        middleware: the app.
+        bound: the socket from `listen`; it is closed when the server stops.
+    """
+
+    def __init__(self, middleware: Middleware, bound: socket.socket) -> None:
+        host, port = bound.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._server, self._bound = _server(middleware), bound
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [bound]}, daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Answer the requests that were accepted, then stop."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._bound.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"Running({self.url!r}{'' if self._thread.is_alive() else ', stopped'})"
+
+
+def _server(middleware: Middleware, log_requests: bool = False) -> Server:
     s = middleware.settings
     config = uvicorn.Config(
         middleware,
@@ -138,4 +177,4 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
         timeout_keep_alive=15,
         timeout_graceful_shutdown=round(s.body_seconds + s.answer_seconds) + 5,
     )
-    Server(config, middleware).run(sockets=[bound])
+    return Server(config, middleware)

@@ -18,6 +18,8 @@ EVERY_PART: Takes = {
     "norms": (*get_args(NormPlace), "no final"),
 }
 
+OF_PAPER: Takes = {"hidden_act": ("gelu_tanh",)}  # the five classes of vitkit.paper
+
 
 def unfit(c: ViTConfig, takes: Takes) -> list[str]:
     """List the parts of a model that something does not take, such as `relative=eva02`.
@@ -32,3 +34,21 @@ def unfit(c: ViTConfig, takes: Takes) -> list[str]:
     if "final" not in c.norms:
         parts["norms"].add("no final")
     return [f"{name}={row}" for name, rows in parts.items() for row in sorted(rows) if row not in takes.get(name, ())]
+
+
+def unfit_of_paper(c: ViTConfig) -> list[str]:
+    """List what the five classes of vitkit.paper have no place for, such as `layer_scale=0.1`.
+
+    Args:
+        c: the architecture.
+    """
+    fixed = {
+        "pool": "cls",
+        "class_token": True,
+        "layer_scale": None,
+        "num_register_tokens": 0,
+        "qkv_bias": True,
+        "pruned_heads": (),
+    }
+    odd = [f"{name}={getattr(c, name)!r}" for name, value in fixed.items() if getattr(c, name) != value]
+    return odd + [part for part in unfit(c, OF_PAPER) if part.partition("=")[0] not in fixed]
