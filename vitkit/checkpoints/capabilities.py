@@ -42,6 +42,16 @@ PROPERTIES: dict[str, tuple[Callable[[ViTConfig], bool], str]] = {
 PLAIN: Takes = {"hidden_act": GELUS, "pool": ("mean",)}
 PARTS: dict[str, Takes] = {
     "native": EVERY_PART,
+    "timm": {
+        "hidden_act": ("gelu_tanh", "quick_gelu", "swiglu"),
+        "block": EVERY_PART["block"],
+        "norm": EVERY_PART["norm"],
+        "norms": EVERY_PART["norms"],
+        "without_bias": EVERY_PART["without_bias"],
+        "positions": ("none",),
+        "relative": tuple(row for row in EVERY_PART["relative"] if row != "offsets"),
+        "pool": ("mean", "map", "distilled"),
+    },
     "huggingface": {**PLAIN, "hidden_act": ("gelu_tanh", "quick_gelu", "relu", "selu", "silu")},
 }
 

@@ -48,7 +48,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-POOLS = {"token": "cls", "avg": "mean"}  # timm's global_pool
+POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # timm's global_pool
 # Arguments of timm's models that the tensors or this file show, or that do not change what a trained model computes.
 KNOWN_ARGUMENTS = {
     *(
@@ -182,12 +182,13 @@ def _read_timm(values: Mapping[str, Any], notes: list[str]) -> tuple[Fields, Fie
         side = arguments.get("img_size", tuple(size[1:]))
         spec["size"] = fields["image_size"] = (side, side) if isinstance(side, int) else tuple(side)
         fields["num_channels"] = arguments.get("in_chans", size[0])
-    pool = arguments.get("global_pool", values.get("global_pool", "token"))
-    if pool not in POOLS:
-        what = "a MAP head" if pool == "map" else "a way of pooling"
-        raise CannotExpress(f"config.json has global_pool={pool!r}: {what} that vitkit does not support.")
-    if "global_pool" in arguments or "global_pool" in values:
+    pool = arguments.get("global_pool", values.get("global_pool"))
+    if pool is not None and pool not in POOLS:
+        raise CannotExpress(f"config.json has global_pool={pool!r}: a way of pooling that vitkit does not support.")
+    if pool is not None and fields.get("pool") != "distilled":  # whose global_pool is token, too
         fields["pool"] = POOLS[pool]
+    if fields.get("pool") != "map":
+        fields = {name: value for name, value in fields.items() if not name.startswith("pool_")}
     spec |= {name: tuple(cfg[name]) for name in ("mean", "std") if name in cfg}
     if cfg.get("interpolation") in RESAMPLE.values():
         spec["interpolation"] = cfg["interpolation"]

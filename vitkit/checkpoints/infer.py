@@ -37,11 +37,10 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         TensorMismatch: a tensor that every model has is missing.
         ConfigError: something cannot be inferred and must be given.
     """
-    _refuse_other_architectures(state, dialect)
-    kernel, rows = (
-        _needed(state, name, rank, dialect)
-        for name, rank in (("patch_embedding.projection.weight", 4), ("positions.table", 3))
-    )
+    stated = dict(stated)
+    _refuse_other_architectures(state, dialect, stated, stated.pop("untold", ""))
+    kernel = _needed(state, "patch_embedding.projection.weight", 4, dialect)
+    rows = _needed(state, "positions.table", 3, dialect).shape[1] if stated.get("positions", "1d") == "1d" else None
     D, C, P, other = kernel.shape
     if other != P:
         raise CannotExpress(
@@ -51,15 +50,16 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     L = 1 + max((int(m[1][:9]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
     if len(state) < L:
         raise TensorMismatch(f"The file names block {L - 1} but holds only {len(state)} tensors; blocks are missing.")
-    head = state.get("head.weight")
+    head = state.get("head.weight", state.get("head.cls.weight"))
     fields: Fields = {
         **NUMERICS[dialect.numerics],
         "hidden_size": D,
         "num_channels": C,
         "patch_size": P,
         "num_hidden_layers": L,
-        "intermediate_size": _needed(state, "blocks.0.mlp.fc1.weight", 2, dialect).shape[0],
-        "qkv_bias": "blocks.0.msa.qkv.bias" in state,
+        "intermediate_size": _needed(state, "blocks.0.mlp.fc1.weight", 2, dialect).shape[0]
+        // (2 if stated.get("hidden_act") == "swiglu" else 1),
+        "qkv_bias": "blocks.0.msa.qkv.bias" in state or "blocks.0.msa.qkv.bias_q" in state,
         "class_token": "class_token" in state,
         "num_register_tokens": state["register_tokens"].shape[1] if "register_tokens" in state else 0,
         "pre_logits": "pre_logits.weight" in state,
@@ -82,28 +82,59 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if "num_attention_heads" not in fields:
         fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(fields, notes)
     if "image_size" not in stated or _whole_patches(fields, given):
-        fields["image_size"] = _image_size(rows.shape[1], fields, given.get("image_size"), notes)
+        if rows is None:
+            raise ConfigError("The positions of this file do not tell its image size; give image_size= (--image-size).")
+        fields["image_size"] = _image_size(rows, fields, given.get("image_size"), notes)
     try:
         return ViTConfig(**fields)
     except TypeError as error:
         raise ConfigError(f"The JSON next to the weights is not a valid configuration ({error}).") from None
 
 
-def _refuse_other_architectures(state: Mapping[str, Tensor], dialect: Dialect) -> None:
-    """Refuse models whose tensors have the usual names but not the usual shapes or number."""
+# Tensors of parts whose numerics no tensor tells: name -> what they belong to.
+UNTOLD = {
+    "first_norm.weight": "a norm before the first block (CLIP)",
+    "patch_embedding.norm.weight": "a norm on the patches",
+    "blocks.0.msa.norm_q.weight": "norms on queries and keys",
+    "blocks.0.msa.norm.weight": "norms inside a block",
+    "blocks.0.mlp.norm.weight": "norms inside a block",
+    "blocks.0.msa.qkv.bias_q": "biases for queries and values but not for keys (BEiT, EVA, DINOv3)",
+    "blocks.0.msa.relative.table": "relative positions (BEiT)",
+    "blocks.0.msa.relative.frequencies": "rotary positions",
+    "pool.query": "attention pooling (SigLIP)",
+}
+
+
+def _refuse_other_architectures(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, untold: str) -> None:
+    """Refuse models whose tensors are not those of the paper, unless a name or a configuration says what they are."""
+    known = "hidden_act" in stated
+    found = [f"{what} ({dialect.in_file(name)!r})" for name, what in UNTOLD.items() if name in state]
+    if (found or untold) and not known:
+        raise CannotExpress(
+            f"This checkpoint has {(found or [untold])[0]}, and its tensors do not tell its activation, its epsilon or "
+            f"what its positions do. Put its library's config.json next to it; for a model of timm "
+            f'{{"architecture": "NAME"}} is enough.'
+        )
 
     def refuse(what: str, ours: str) -> None:
         raise CannotExpress(
-            f"This checkpoint has {what}, which vitkit does not support: see {dialect.in_file(ours)!r}."
+            f"This checkpoint has {what}, which nothing next to it says: see {dialect.in_file(ours)!r}. Put its "
+            f"library's config.json next to it."
         )
 
     fc1, fc2 = (state.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
-    if fc1 is not None and fc2 is not None and fc1.dim() == fc2.dim() == 2 and fc1.shape[0] == 2 * fc2.shape[1]:
+    twice = fc1 is not None and fc2 is not None and fc1.dim() == fc2.dim() == 2 and fc1.shape[0] == 2 * fc2.shape[1]
+    if twice and stated.get("hidden_act") != "swiglu":
         refuse("an MLP whose first layer is twice as wide as its second takes (SwiGLU)", "blocks.0.mlp.fc1.weight")
     norms = [name for name in state if re.search(r"norm\d?\.weight$", name)]
-    if norms and not any(name.replace("weight", "bias") in state for name in norms):
+    without = norms and not any(name.replace("weight", "bias") in state for name in norms)
+    if without and stated.get("norm") != "rms":
         refuse("norms without a bias (RMSNorm)", norms[0])
-    if "blocks.0.norm1.weight" in state and not {"norm.weight", "norm.bias"} & set(state):
+    one = "blocks.0.norm1.weight" in state and "blocks.0.norm2.weight" not in state
+    if one and stated.get("block", "pre-norm") == "pre-norm" and not known:
+        refuse("one norm per block, as if attention and MLP were side by side", "blocks.0.norm1.weight")
+    last = {"norm.weight", "norm.bias"} & set(state) or "final" not in stated.get("norms", ("final",))
+    if "blocks.0.norm1.weight" in state and not last:
         refuse("no LayerNorm after the last block (Eq. 4)", "norm.weight")
 
 
@@ -111,7 +142,7 @@ def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect)
     if name not in state:
         why = "it is incomplete"
         if name == "positions.table":
-            why += ", or its positions are rotary, relative or fixed, which vitkit does not support"
+            why += ", or its positions are rotary, relative or fixed, and nothing next to it says which"
         raise TensorMismatch(f"Expected a tensor {dialect.in_file(name)!r}; the file lacks it: {why}.")
     if state[name].dim() != rank:
         raise TensorMismatch(f"Expected {dialect.in_file(name)!r} to have {rank} axes; got {list(state[name].shape)}.")
@@ -190,14 +221,8 @@ def adapt(state: dict[str, Tensor], own: Config, wanted: Config, notes: list[str
         wanted: the configuration of the model.
         notes: receives a sentence for each change.
     """
-    from vitkit.model.parts.positions import resize
-
     if isinstance(own, ViTConfig) and isinstance(wanted, ViTConfig) and own.grid != wanted.grid:
-        state["positions.table"] = resize(state["positions.table"], own.grid, wanted.grid, wanted.position_resize)
-        notes.append(
-            f"Positions were resized from {own.grid[0]} x {own.grid[1]} to {wanted.grid[0]} x "
-            f"{wanted.grid[1]} patches by the rule {wanted.position_resize!r}."
-        )
+        _regrid(state, own, wanted, notes)
     if own.num_channels != wanted.num_channels:
         names = ("root.conv.weight", "patch_embedding.stem.root.conv.weight", "patch_embedding.projection.weight")
         name, (old, new) = next(n for n in names if n in state), (own.num_channels, wanted.num_channels)
@@ -208,19 +233,50 @@ def adapt(state: dict[str, Tensor], own: Config, wanted: Config, notes: list[str
         )
     hidden, kept = (getattr(config, "pre_logits", False) for config in (own, wanted))
     if own.num_classes != wanted.num_classes or (hidden and not kept):
-        kernel = state["norm.weight"]
+        kernel = next(iter(state.values()))
         for name in [n for n in state if n.startswith(("head.", "pre_logits."))]:
             if name.startswith("head.") or not kept:
                 del state[name]
         if wanted.num_classes:
-            state["head.weight"] = kernel.new_zeros(wanted.num_classes, wanted.width)
-            state["head.bias"] = kernel.new_zeros(wanted.num_classes)
+            pool, biasless = getattr(wanted, "pool", ""), getattr(wanted, "without_bias", ())
+            width = wanted.width * (2 if pool == "cls+mean" else 1)
+            for name in ("head.cls", "head.distilled") if pool == "distilled" else ("head",):
+                state[f"{name}.weight"] = kernel.new_zeros(wanted.num_classes, width)
+                if "head" not in biasless:
+                    state[f"{name}.bias"] = kernel.new_zeros(wanted.num_classes)
             notes.append(
                 f"The head is new and zero, with {wanted.num_classes} classes instead of {own.num_classes}; "
                 f"train it before using its outputs."
             )
         else:
             notes.append(f"The head with {own.num_classes} classes was left out.")
+
+
+def _regrid(state: dict[str, Tensor], own: ViTConfig, wanted: ViTConfig, notes: list[str]) -> None:
+    """Resize everything in a file that depends on the grid of patches, in place."""
+    from vitkit.model.parts.positions import resize
+    from vitkit.model.parts.relative import resize_steps
+
+    if own.relative == "offsets":
+        raise ConfigError("relative='offsets' cannot be resized to another image size: its offsets are numbers.")
+    old, new, rule = own.grid, wanted.grid, wanted.position_resize
+    resized = False
+    for name, table in state.items():
+        if name.endswith("positions.table"):
+            state[name] = resize(table, old, new, rule)
+        elif name.endswith("positions.rows"):
+            state[name] = resize(table, (old[0], 1), (new[0], 1), rule)
+        elif name.endswith("positions.columns"):
+            state[name] = resize(table, (1, old[1]), (1, new[1]), rule)
+        elif name.endswith("relative.table"):
+            state[name] = resize_steps(table, old, new, rule)
+        else:
+            continue
+        resized = True
+    if resized:
+        notes.append(
+            f"Positions were resized from {old[0]} x {old[1]} to {new[0]} x {new[1]} patches by the rule {rule!r}."
+        )
 
 
 def to_channels(kernel: Tensor, new: int) -> Tensor:

@@ -122,7 +122,8 @@ class Dialect:
         respell: other spellings of this dialect, regular expression -> the table's spelling.
         prepare: before reading, brings other structures of this dialect into the form that `rules` expects.
         finish: after writing, adds what depends on more than one tensor.
-        hints: fields of ViTConfig that the file's names and shapes reveal and the translated tensors do not.
+        hints: fields of ViTConfig that the file's names and shapes reveal and the translated tensors do not; and
+            `untold`: what they reveal that only a name or a configuration can explain.
         unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
         refused: tensors of other architectures, regular expression -> what they are.
     """
@@ -191,7 +192,12 @@ class Dialect:
                 f"Expected each tensor once; the file holds {next(n for n in names if names.count(n) > 1)!r} twice, "
                 f"under two names."
             )
-        hints, left = self.hints(spelled), self.prepare(spelled)
+        try:
+            hints, left = self.hints(spelled), self.prepare(spelled)
+        except (RuntimeError, IndexError, KeyError) as error:
+            raise TensorMismatch(
+                f"The tensors do not have the shapes of the {self.name} dialect ({str(error).splitlines()[0][:200]})."
+            ) from None
         found, there = Tensors(), set(left)
         for rule in self.rules:
             for i in dict.fromkeys(i for name in rule.theirs for i in _blocks(name, left)):
