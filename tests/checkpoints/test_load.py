@@ -355,11 +355,10 @@ def test_timm_names_and_numbers_that_cannot_be_followed(tmp_path: Path, caplog: 
     assert any("'vit_huge_patch8_32', which vitkit does not know" in note for note in found.notes)
     assert any("usual way is assumed: interpolation bicubic. If" in note for note in found.notes)
     for values, what in (
-        ({"global_pool": "map"}, "a MAP head"),
         ({"global_pool": "avgmax"}, "global_pool='avgmax'"),
         ({"model_args": {"num_heads": 8, "act_layer": "relu"}}, "model_args act_layer"),
-        ({"architecture": "vit_base_patch16_rpn_224"}, "residual post-norm"),
-        ({"architecture": "vit_small_patch16_rope_ape_224"}, "rotary positions"),
+        ({"architecture": "vit_small_patch16_18x2_224"}, "two branches side by side"),
+        ({"architecture": "vit_dwee_patch16_reg1_gap_256"}, "differential attention"),
     ):
         with pytest.raises(CannotExpress, match=what):
             opened(**values)

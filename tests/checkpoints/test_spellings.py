@@ -93,17 +93,13 @@ def test_base_model_file_has_no_prefix() -> None:
 @pytest.mark.parametrize(
     ("dialect", "extra", "what"),
     [
-        ("timm", "dist_token", "distillation token"),
-        ("timm", "head_dist.weight", "distillation token"),
         ("huggingface", "vit.embeddings.distillation_token", "distillation token"),
-        ("timm", "attn_pool.latent", "MAP head"),
+        ("timm", "blocks.0.attn.gate.weight", "gated attention"),
+        ("timm", "rel_pos_bias.relative_position_bias_table", "relative positions"),
         ("google", "params/MAPHead_0/probe", "MAP head"),
         ("dinov2", "blocks.0.mlp.w12.weight", "SwiGLU"),
         ("dinov2-hf", "encoder.layer.0.mlp.weights_in.weight", "SwiGLU"),
-        ("timm", "norm_pre.weight", "before the first block"),
         ("timm", "blocks.0.post_norm1.weight", "post-norm"),
-        ("timm", "blocks.0.attn.q_norm.weight", "inside a block"),
-        ("timm", "rope.freqs", "rotary"),
         ("google", "conv_root/kernel", "hybrid"),
     ],
 )

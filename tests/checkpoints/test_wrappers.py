@@ -192,7 +192,6 @@ def test_the_names_that_do_not_fit_are_shown(tmp_path: Path) -> None:
     ("extra", "what"),
     [
         ("blocks.0.attns.0.norm.weight", "parallel branches"),
-        ("blocks.0.in_proj.weight", "parallel branches"),
         ("blocks.0.attn.lambda_q1", "differential attention"),
     ],
 )

@@ -67,6 +67,7 @@ REFUSED = {
     r"\.lambda_[qk][12]$": "differential attention",
     r"^rel_pos_bias\.|rel_pos\b|rel_pos\.": "relative positions other than BEiT's",
     r"attn\.gate\.": "gated attention",
+    r"post_?norm": "LayerNorms after the branches (post-norm)",
     r"patch_embed\.backbone": "a ResNet stem (hybrid)",
 }
 
