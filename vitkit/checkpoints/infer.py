@@ -239,9 +239,9 @@ def adapt(state: dict[str, Tensor], own: Config, wanted: Config, notes: list[str
                 del state[name]
         if wanted.num_classes:
             pool, biasless = getattr(wanted, "pool", ""), getattr(wanted, "without_bias", ())
-            width = wanted.width * (2 if pool == "cls+mean" else 1)
-            for name in ("head.cls", "head.distilled") if pool == "distilled" else ("head",):
-                state[f"{name}.weight"] = kernel.new_zeros(wanted.num_classes, width)
+            heads = ("head.cls", "head.distilled") if pool == "distilled" else ("head",)
+            for name in heads:
+                state[f"{name}.weight"] = kernel.new_zeros(wanted.num_classes, wanted.width // len(heads))
                 if "head" not in biasless:
                     state[f"{name}.bias"] = kernel.new_zeros(wanted.num_classes)
             notes.append(

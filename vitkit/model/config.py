@@ -342,8 +342,8 @@ class ViTConfig:
 
     @property
     def width(self) -> int:
-        """Number of features: D."""
-        return self.hidden_size
+        """Number of features: D, or 2 D where the pool gives two tokens side by side."""
+        return self.hidden_size * (2 if self.pool in ("cls+mean", "distilled") else 1)
 
     @property
     def head_size(self) -> int:
