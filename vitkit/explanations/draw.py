@@ -262,6 +262,7 @@ def lines(
     x: str,
     y: str,
     from_zero: bool = False,
+    log_x: bool = False,
 ) -> Figure:
     """Draw one line per series.
 
@@ -271,6 +272,7 @@ def lines(
         x: label of the horizontal axis.
         y: label of the vertical axis.
         from_zero: whether the vertical axis starts at zero.
+        log_x: whether the horizontal axis is logarithmic.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
@@ -282,6 +284,8 @@ def lines(
     if from_zero:
         most = axis.get_ylim()[1]
         axis.set_ylim(-0.03 * most, 1.02 * most)  # a point at zero stays clear of the frame
+    if log_x:
+        axis.set_xscale("log")
     axis.grid(alpha=0.25)
     if len(series) > 1:
         axis.legend(fontsize=8, framealpha=0)
@@ -363,6 +367,36 @@ def stacked(figures: Sequence[Figure]) -> Figure:
 def short(names: Sequence[str], most: int = 24) -> list[str]:
     """Truncate long names, marking the cut with an ellipsis."""
     return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+
+
+def dots(
+    names: Sequence[str],
+    series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
+    *,
+    title: str,
+    x: str,
+) -> Figure:
+    """Draw a point per name and series, with its spread: for values that differ little, where bars would look the same.
+
+    Args:
+        names: labels of the rows, the first on top.
+        series: {name: (values, spreads)}; a spread of None draws no line.
+        title: a line above the plot.
+        x: label of the horizontal axis.
+    """
+    figure = Figure(figsize=(6, 1.1 + 0.32 * len(names)), layout="constrained")
+    axis: Axes = _axes(figure)[0, 0]
+    for i, (name, (values, spreads)) in enumerate(series.items()):
+        rows = [row + 0.16 * (i - (len(series) - 1) / 2) for row in range(len(names))]
+        spans = [spread or 0.0 for spread in spreads]
+        axis.errorbar(values, rows, xerr=spans, fmt="o", ms=5, capsize=2, color=SERIES[i % len(SERIES)], label=name)
+    axis.set_yticks(range(len(names)), short(names, 40), fontsize=9)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set(title=title, xlabel=x)
+    axis.grid(alpha=0.25)
+    if len(series) > 1:
+        axis.legend(fontsize=8, framealpha=0)
+    return figure
 
 
 def bars(names: Sequence[str], values: Sequence[float] | Array, *, title: str, x: str) -> Figure:

@@ -1,21 +1,29 @@
-"""STUDIES: the paper's comparisons in small, each a list of cells to train and a way to show them."""
+"""STUDIES: the paper's comparisons in small, each a list of cells to train and a way to show them.
+
+`picture` imports Matplotlib; nothing else here does, so that a study runs on a machine without it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.data.mix import Mix
 from vitkit.data.sources import parse
+from vitkit.errors import pick
 from vitkit.jobs.cells import SIZES, Cell, product
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 
+if TYPE_CHECKING:
+    from vitkit.explanations import draw
+
 # The recipe of a study, by the kind of its data: each has a small model of its own.
 SMALL_RECIPES = {"digits": "digits", "idx": "fashion"}
 OTHERWISE = "foodvision-scratch"
+AXES = {"train": "training images", "flops": "training compute (FLOPs)", "lr": "learning rate"}
 SHARES = (0.01, 0.03, 0.1, 0.3)  # of the training images
 
 
@@ -97,7 +105,7 @@ def recipe_of(data: str, name: str | None = None) -> Recipe:
         data: the data set.
         name: a key of RECIPES (default: the one for small models on this kind of data).
     """
-    row = RECIPES[name or SMALL_RECIPES.get(parse(data)[0], OTHERWISE)]
+    row = pick(RECIPES, name or SMALL_RECIPES.get(parse(data)[0], OTHERWISE), "recipe")
     return dataclasses.replace(row, ema=None, mix=Mix(), drop_path=0.0)
 
 
@@ -133,3 +141,62 @@ def label(cell: Cell) -> str:
     return ", ".join(
         f"{field} {value:g}" if isinstance(value, float) else f"{field} {value}" for field, value in cell.items()
     )
+
+
+def table(rows: Sequence[Mapping[str, Any]], paper: Sequence[float] = ()) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the headings and the rows of a table of results; a heading that ends in # is of numbers.
+
+    Args:
+        rows: the result of `summary`.
+        paper: the paper's own results, in order.
+    """
+    fields = list(dict.fromkeys(field for row in rows for field in row["cell"]))
+    few = next((f"{row['shots']}-shot#" for row in rows if row.get("few_shot") is not None), None)
+    heads = [*fields, "images#", "held-out accuracy#", *([few] if few else []), *(["paper#"] if paper else [])]
+    lines = []
+    for number, row in enumerate(rows):
+        words = [_word(row["cell"].get(field)) for field in fields]
+        scores = [_score(row, "top1"), *([_score(row, "few_shot")] if few else [])]
+        known = [f"{paper[number]:.2%}" if number < len(paper) else ""] if paper else []
+        lines.append((*words, f"{row['train']:,}", *scores, *known))
+    return heads, lines
+
+
+def _word(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _score(row: Mapping[str, Any], name: str) -> str:
+    spread = row.get(f"{name}_std")
+    return f"{row[name]:.2%}" + (f" ± {spread:.2%}" if spread is not None else "")
+
+
+def picture(rows: Sequence[Mapping[str, Any]], title: str, x: str | None, series: str | None) -> draw.Figure:
+    """Draw the results of a sweep: accuracy on held-out images, and few-shot accuracy if it was measured.
+
+    Args:
+        rows: the result of `summary`.
+        title: a line above the plot.
+        x: the horizontal axis: a field of the cells or a result, with numbers; None for a row per cell.
+        series: the field that makes the lines; None for a single line.
+    """
+    from vitkit.explanations import draw
+
+    shots = next((row["shots"] for row in rows if row.get("few_shot") is not None), None)
+    scores = {"held-out accuracy": "top1"} | ({f"{shots}-shot accuracy": "few_shot"} if shots else {})
+    if x is None:
+        found = {words: ([r[s] for r in rows], [r.get(f"{s}_std") for r in rows]) for words, s in scores.items()}
+        figures = [
+            draw.dots([label(row["cell"]) for row in rows], {words: values}, title=title, x=words)
+            for words, values in found.items()
+        ]
+        return figures[0] if len(figures) == 1 else draw.stacked(figures)
+    drawn = []
+    for words, score in scores.items():
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            at = row["cell"].get(x, row.get(x))
+            lines.setdefault(_word(row["cell"].get(series)) if series else "", []).append((float(at), row[score]))
+        points = {name: tuple(zip(*sorted(pairs), strict=True)) for name, pairs in lines.items()}
+        drawn.append(draw.lines(points, title=title, x=AXES.get(x, x), y=words, log_x=True))  # type: ignore[arg-type]
+    return drawn[0] if len(drawn) == 1 else draw.stacked(drawn)
