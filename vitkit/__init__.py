@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.api import card as card
     from vitkit.api import doctor as doctor
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
     from vitkit.api import predict as predict
     from vitkit.api import pretrain as pretrain
     from vitkit.api import probe as probe
+    from vitkit.api import push as push
     from vitkit.api import report as report
     from vitkit.api import save as save
+    from vitkit.api import search as search
     from vitkit.api import serve as serve
+    from vitkit.api import suggest as suggest
     from vitkit.api import summary as summary
     from vitkit.api import train as train
     from vitkit.api import walk as walk
@@ -54,6 +58,10 @@ _HOME = {  # public name -> module that defines it
             "evaluate",
             "embed",
             "doctor",
+            "search",
+            "suggest",
+            "card",
+            "push",
             "probe",
             "explain",
             "report",

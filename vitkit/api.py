@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from vitkit.jobs.export import ExportedFile
     from vitkit.jobs.patches import Patches
     from vitkit.jobs.probe import Probe
+    from vitkit.jobs.search import Hit
+    from vitkit.jobs.share import Pushed
+    from vitkit.jobs.suggest import Suggestions
     from vitkit.jobs.walk import Walk
     from vitkit.results import Run
     from vitkit.server.server import Running
@@ -363,6 +366,7 @@ def probe(
     *,
     methods: Sequence[str] = ("logistic",),
     features: str | None = None,
+    accept: float | None = None,
     cache: Weights | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -379,6 +383,8 @@ def probe(
         out: the run folder; it must not hold a run yet.
         methods: rows of `vitkit.features.METHODS`; the first one's head is saved (default: logistic).
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
+        accept: share of images of the known classes to accept, such as 0.95; `predict` answers "none of these" for
+            images farther away (default: every image gets a class).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         seed: random seed (default: 0).
         device: auto, cpu, cuda or mps (default: auto).
@@ -416,6 +422,7 @@ def probe(
         workers=workers,
         runtime=runtime,
         bad_images=bad_images,
+        accept=accept,
     )
 
 
@@ -477,6 +484,113 @@ def doctor(
     return report
 
 
+def search(
+    model: Model,
+    data: Weights,
+    images: Given | Iterable[Given],
+    *,
+    count: int = 10,
+    split: str | None = None,
+    features: str | None = None,
+    cache: Weights | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> list[list[Hit]]:
+    """Find the images of a data set that are most similar to a query, by their features.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        data: anything that `vitkit.data.open_splits` accepts, or a folder of photos without classes.
+        images: the queries: anything that `predict` accepts.
+        count: number of images per query (default: 10).
+        split: one part of the data (default: all parts).
+        features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+
+    Returns:
+        For each query its hits, the most similar first; each has `filepath`, `label` and `similarity`.
+
+    Example:
+        >>> import vitkit
+        >>> from vitkit.data import open_source
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> digit = open_source("digits", "all").raw(7)[:, :, 0]
+        >>> vitkit.search(model, "digits", digit, count=1, cache="cache", workers=0)[0][0].filepath
+        'digit 7'
+    """
+    from vitkit.jobs import search as job
+    from vitkit.jobs.embed import open_cache
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    return job.search(
+        model_of(model, str(runtime.device)),
+        job.sources_of(data, split),
+        images,
+        open_cache(cache),
+        count=count,
+        features=features,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+    )
+
+
+def suggest(
+    model: Model,
+    images: Given | Iterable[Given],
+    *,
+    count: int = 50,
+    cache: Weights | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> Suggestions:
+    """Suggest which photos to label next: those that the model is unsure about, and that differ from each other.
+
+    Args:
+        model: the classifier so far: a model of any interface, or anything that `vitkit.load` accepts.
+        images: the unlabelled photos: anything that `predict` accepts.
+        count: number of photos to suggest (default: 50).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+
+    Returns:
+        `photos`, the most useful first, each with `image`, `guess` and `margin`; and `skipped`.
+
+    Example:
+        >>> import numpy as np, vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=3, num_hidden_layers=1)
+        >>> photos = [np.full((40, 40, 3), 20 * i, np.uint8) for i in range(9)]
+        >>> len(vitkit.suggest(model, photos, count=4, cache="cache", workers=0).photos)
+        4
+    """
+    from vitkit.jobs import suggest as job
+    from vitkit.jobs.embed import open_cache
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    return job.suggest(
+        model_of(model, str(runtime.device)),
+        images,
+        open_cache(cache),
+        count=count,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+    )
+
+
 def explain(
     model: Model,
     images: Given | Iterable[Given],
@@ -523,6 +637,40 @@ def report(run: Run | Weights, out: Weights | None = None) -> Path:
     from vitkit.jobs.report import report as job
 
     return job(run if isinstance(run, str | Path) else run.path, out=out)
+
+
+def card(run: Run | Weights, out: Weights | None = None, *, licence: str | None = None) -> Path:
+    """Write the model card of a run, and return its path.
+
+    Args:
+        run: a Run, or its folder.
+        out: the Markdown file (default: `README.md` in the run folder).
+        licence: licence of the weights, such as apache-2.0 (default: what the weights state).
+    """
+    from vitkit.jobs.share import write_card
+
+    return write_card(run if isinstance(run, str | Path) else run.path, out, licence=licence)
+
+
+def push(
+    run: Run | Weights, name: str, *, private: bool = False, licence: str | None = None, dry_run: bool = False
+) -> Pushed:
+    """Send a run's model with its card to the Hugging Face hub; logs, training states and photos are not sent.
+
+    Args:
+        run: a Run, or its folder.
+        name: owner/name on the hub.
+        private: whether only you can see a new repository (default: False).
+        licence: licence of the weights, such as apache-2.0 (default: what the weights state).
+        dry_run: whether to only list what would be sent, without a network (default: False).
+
+    Returns:
+        `files` with their sizes, and `url`.
+    """
+    from vitkit.jobs.share import push as job
+
+    folder = run if isinstance(run, str | Path) else run.path
+    return job(folder, name, private=private, licence=licence, dry_run=dry_run)
 
 
 def summary(model: Model | Config, *, batch: int = 1, depth: int | None = None) -> Summary:

@@ -166,6 +166,8 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "predict": "predict {w} {p}",
     "eval": "eval {w} {d} --split test --in-order --out {o}",
     "embed": "embed {d} --from {w} --cache {o}",
+    "search": "search {d} {p} --from {w} --cache {o} --workers 0",
+    "suggest": "suggest {w} {d} --cache {o} --workers 0",
     "doctor": "doctor {d} --from {w} --cache {o} --workers 0",
     "probe": "probe {d} --from {w} --out {o} --no-report",
     "explain": "explain {w} {p} --out {o}",

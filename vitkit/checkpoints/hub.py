@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from pathlib import Path
@@ -117,3 +118,44 @@ def _by_hand(name: str, revision: str | None, what: str) -> str:
         f"model.safetensors from https://huggingface.co/{name}/tree/{revision or 'main'} into one folder and load "
         f"that folder; or run `hf download {name}{pin}` and copy the result into {constants.HF_HUB_CACHE}."
     )
+
+
+def check_name(name: str) -> None:
+    """Raise HubError unless a name is `owner/name`, as the hub takes it.
+
+    Args:
+        name: the name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or ".." in name or len(name) > 96:
+        raise HubError(f"Expected owner/name, such as jane/food, as the name on the hub; got {name!r}.")
+
+
+def upload(folder: str | Path, name: str, *, private: bool = False) -> str:
+    """Send a folder to the hub as one commit, creating the repository if needed, and return its address.
+
+    Args:
+        folder: the files.
+        name: `owner/name`.
+        private: whether only you can see a new repository.
+
+    Raises:
+        HubError: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubError("Expected a network to push to the hub; offline mode is on (HF_HUB_OFFLINE). Use --dry-run.")
+    api = HfApi()
+    try:
+        url = str(api.create_repo(name, private=private, exist_ok=True, repo_type="model"))
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model by vitkit")
+    except OfflineModeIsEnabled:
+        raise HubError("Expected a network to push to the hub; offline mode is on. Use --dry-run.") from None
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        login = " Run `hf auth login` with a token that may write." if status in (401, 403) else ""
+        raise HubError(f"The hub refused {name} ({str(error).splitlines()[0]}).{login}") from None
+    except (OSError, ValueError) as error:
+        raise HubError(f"{name} could not be sent to the hub ({type(error).__name__}: {error}).") from None
+    return url

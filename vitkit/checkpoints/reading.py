@@ -26,6 +26,7 @@ from vitkit.errors import ConfigError, TensorMismatch, nearest
 from vitkit.model import checks
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.config import NUMERICS, InputSpec, variant_of
+from vitkit.model.known import Known
 from vitkit.model.resnet_config import ResNetConfig
 
 log = logging.getLogger("vitkit")
@@ -65,6 +66,7 @@ class Checkpoint:
         unused: names of tensors that are accounted for but not used.
         notes: what was assumed or changed, one sentence each.
         extra: free-form strings of a native file.
+        known: what a native file says about the known classes; see model/known.py.
         names: each name in the file -> the name that its dialect knows, without prefixes and as renamed.
         key: where in the file the weights are.
         licence: what its files state about the licence of the weights, in one line; empty if nothing.
@@ -82,6 +84,7 @@ class Checkpoint:
     names: dict[str, str] = field(default_factory=dict)
     key: str | None = None
     licence: str = ""
+    known: Known | None = None
 
     def raw(self) -> dict[str, Tensor]:
         """Return the tensors as they are in the file, under the names that its dialect knows."""
@@ -154,7 +157,7 @@ def build(
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):  # those that files do not hold are zero
             setattr(module, name, torch.zeros_like(buffer, device=like.device, dtype=like.dtype))
-    model.input_spec, model.licence = checkpoint.input_spec, checkpoint.licence
+    model.input_spec, model.licence, model.known = checkpoint.input_spec, checkpoint.licence, checkpoint.known
     return model.eval()
 
 
@@ -178,7 +181,10 @@ def open_checkpoint(
         native = (RESNET_DIALECTS if isinstance(config, ResNetConfig) else DIALECTS)["native"]
         left_out = [name for name in tensors if name.startswith(PRETRAINING)]
         state = {name: tensor for name, tensor in tensors.items() if name not in left_out}
-        found = Checkpoint(files, native, config, spec, state, len(tensors), left_out, extra=extra, licence=licence)
+        known = Known.from_text(extra.pop("known")) if "known" in extra else None
+        found = Checkpoint(
+            files, native, config, spec, state, len(tensors), left_out, extra=extra, licence=licence, known=known
+        )
     else:
         if "vitkit" in metadata:
             notes.append("The file's own description cannot be read by this version; it is ignored.")
@@ -353,7 +359,21 @@ def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoin
         if of_input.get("resize") == "squash":
             fields["crop"] = 1.0
         spec = _input_spec(config, fields | of_input)
-    return dataclasses.replace(found, config=config, input_spec=spec.check(config))
+    return dataclasses.replace(
+        found, config=config, input_spec=spec.check(config), known=_still_known(found, config, spec)
+    )
+
+
+def _still_known(found: Checkpoint, config: Config, spec: InputSpec) -> Known | None:
+    """Return what is known about the classes if it still holds for a changed model; otherwise say so."""
+    if found.known is None or config.num_classes != found.config.num_classes:
+        return None  # other classes
+    if any(spec.to_dict()[name] != value for name, value in found.known.preprocessing.items()):
+        found.notes.append(
+            'The model cannot answer "none of these" with this preprocessing: its limit was chosen with another one.'
+        )
+        return None
+    return found.known
 
 
 def _input_spec(config: Config, fields: Fields) -> InputSpec:

@@ -47,6 +47,7 @@ def save(
         raise ConfigError(f"Only native files can hold extra= and pretraining=; got dialect {dialect!r}.")
     tensors = to_dialect(model, dialect)
     tensors |= {f"{native.PRETRAINING}{name}": tensor for name, tensor in (pretraining or {}).items()}
+    extra = dict(extra or {}) | ({"known": model.known.to_text()} if model.known is not None else {})
     config, spec = model.config, model.input_spec
     terms = {"licence": model.licence} if model.licence else {}
     if row.suffixes == ("",):
@@ -68,9 +69,7 @@ def save(
     with staging(path.parent) as private:
         file = private / path.name
         if dialect == "native":
-            containers.write(
-                tensors, file, {"vitkit": sidecar.describe(config, spec, extra=dict(extra or {}), **terms)}
-            )
+            containers.write(tensors, file, {"vitkit": sidecar.describe(config, spec, extra=extra, **terms)})
         else:
             containers.write(tensors, file)
             sidecar.write(file, config, spec, dialect, **terms)

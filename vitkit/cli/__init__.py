@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperOption
 import vitkit
 from vitkit.cli import (
     bench,
+    card,
     convert,
     demo,
     describe,
@@ -33,11 +34,14 @@ from vitkit.cli import (
     predict,
     pretrain,
     probe,
+    push,
     recipes,
     report,
     runs,
+    search,
     serve,
     study,
+    suggest,
     sweep,
     train,
     walk,
@@ -54,7 +58,7 @@ COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --h
         "patches": patches.patches,
         "figures": figures.figures,
     },
-    "Data": {"doctor": doctor.doctor},
+    "Data": {"doctor": doctor.doctor, "search": search.search, "suggest": suggest.suggest},
     "Train": {
         "train": train.train,
         "pretrain": pretrain.pretrain,
@@ -78,6 +82,8 @@ COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --h
         "export": export.export,
         "bench": bench.bench,
         "serve": serve.serve,
+        "card": card.card,
+        "push": push.push,
     },
 }
 

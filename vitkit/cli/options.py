@@ -85,6 +85,10 @@ LOADING: dict[str, Any] = {
         ),
     ],
 }
+Licence = Annotated[
+    str | None,
+    typer.Option("--licence", help="Licence of the weights, such as apache-2.0 (default: what the weights state)."),
+]
 BadImages = Annotated[
     str,
     typer.Option(

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +30,13 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to show per image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per image and class.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Write one row per image to this .csv file, and print only a summary (default: none).",
+        ),
+    ] = None,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
@@ -40,9 +48,12 @@ def predict(
 
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
+    if out is not None and (as_json or as_csv or out.suffix.lower() != ".csv"):
+        raise ConfigError(f"Expected --out FILE.csv without --json and --csv; got {out}.")
     from vitkit.cli import options as common
     from vitkit.evaluation.names import cells
     from vitkit.evaluation.predict import Images, predictions
+    from vitkit.jobs.answers import write_answers
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 
@@ -54,6 +65,21 @@ def predict(
         skipped.append((name, why))
         print(f"vitkit: skipped {why}", file=sys.stderr)
 
+    if out is not None:
+        few = len(source) <= batch_size
+        with common.counting("predicting", len(source), show=not few) as tick:
+            answers = write_answers(
+                model,
+                source,
+                out,
+                batch_size=batch_size,
+                workers=0 if few and workers is None else workers,
+                progress=tick,
+            )
+        print(f"wrote {out}: {len(source)} rows, {answers.none} none of these, {answers.bad} could not be read")
+        if answers.bad:
+            raise typer.Exit(1)
+        return
     kept: list[dict[str, object]] = []
     lines = csv.writer(sys.stdout, lineterminator="\n")
     few = len(source) <= batch_size  # too few for worker processes or a progress bar to be worth it
@@ -72,7 +98,12 @@ def predict(
         ):
             tick(1)
             if as_json:
-                kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses]})
+                more = (
+                    {} if found.distance is None else {"none_of_these": found.none_of_these, "distance": found.distance}
+                )
+                kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses], **more})
+            elif as_csv and found.none_of_these:
+                lines.writerow(cells((found.image, 1, found.name, -1, "")))
             elif as_csv:
                 lines.writerows(
                     cells((found.image, rank, g.name, g.index, f"{g.probability:.6f}"))
@@ -117,5 +148,9 @@ def show(found: Prediction) -> None:
     Args:
         found: the prediction.
     """
+    if found.none_of_these:
+        nearest = found.guesses[0]
+        print(f"{found.image}: {found.name} (nearest: {nearest.name})", flush=sys.stdout.isatty())
+        return
     guesses = "  ".join(f"{guess.name} {guess.probability:.1%}" for guess in found.guesses)
     print(f"{found.image}: {guesses}", flush=sys.stdout.isatty())

@@ -37,6 +37,14 @@ def probe(
         ),
     ] = None,
     folds: Annotated[int, typer.Option("--folds", help="Folds of the cross-validation.")] = 5,
+    accept: Annotated[
+        float | None,
+        typer.Option(
+            "--accept",
+            help="Share of images of the known classes to accept, such as 0.95; images farther away are answered with "
+            "'none of these' (default: every image gets a class).",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html to the run folder.")] = True,
@@ -53,9 +61,12 @@ def probe(
     from vitkit.features.probe import Options, parse_methods
     from vitkit.jobs import embed
     from vitkit.jobs import probe as job
+    from vitkit.model import checks
     from vitkit.runtime import Runtime
     from vitkit.training.run_folder import RunFolder
 
+    if accept is not None:
+        checks.number("accept", accept, 0, 1, open_low=True)
     options, methods = Options(folds=folds, strength=strength, seed=seed), parse_methods(method)
     RunFolder.check_place(out)
     parts = job.parts_of(data, seed)
@@ -78,6 +89,7 @@ def probe(
             progress=tick,
             parts=parts,
             bad_images=bad_images,  # type: ignore[arg-type]
+            accept=accept,
         )
     skipped = (*found.train.skipped, *found.held.skipped)
     if runtime.main:
@@ -88,6 +100,8 @@ def probe(
                     | {
                         "run": str(found.run.path),
                         "features": found.train.choice.name,
+                        "accept": accept,
+                        "accepted": found.run.info.get("accepted"),
                         "work_seconds": found.seconds["work"],
                         "computed": found.train.computed + found.held.computed,
                         "methods": [result.to_dict() for result in found.results],
@@ -151,5 +165,10 @@ def show(found: Probe, data: str) -> None:
         f"saved: {'nearest class mean' if method == 'knn' else method}, top-1 {m.top1:.4f}, 95% interval "
         f"{m.ci95[0]:.4f} to {m.ci95[1]:.4f}, ECE {m.ece:.4f}"
     )
+    if "accept" in found.run.info:
+        print(
+            f"none of these: accepts {found.run.info['accepted']:.1%} of the held-out images "
+            f"(asked for {found.run.info['accept']:.1%})"
+        )
     print(f"{found.seconds['work']:.2f} s, not counting imports and loading")
     print(f"wrote {found.run.path}\nnext: vitkit eval {found.run.path} {data}    vitkit predict {found.run.path} IMAGE")

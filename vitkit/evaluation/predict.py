@@ -21,7 +21,9 @@ from vitkit.data.string_table import natural
 from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import class_names
+from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, device_of
+from vitkit.model.known import NONE, Judged
 from vitkit.types import Array, Plotted
 
 Given = str | Path | bytes | Image.Image | Array  # one image; a string or path may also be a folder or a glob pattern
@@ -44,27 +46,35 @@ class Prediction(Plotted):
         image: the image's path, or "image 0", "image 1", ... for images in memory.
         guesses: the most probable classes, best first.
         raw: the image itself, if it was in memory.
+        distance: distance to the known classes, as a share of what is accepted; None if the model accepts everything.
     """
 
     image: str
     guesses: tuple[Guess, ...]
     raw: Raw | None = field(default=None, repr=False, compare=False)
+    distance: float | None = None
 
     def plot(self) -> Any:
         """Draw the photo with its class and probability as the title."""
         from vitkit.explanations import draw
 
         raw = self.raw if self.raw is not None else read_file(self.image, self.image)
-        return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), f"{self.name} {self.probability:.1%}")
+        title = NONE if self.none_of_these else f"{self.name} {self.probability:.1%}"
+        return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), title)
+
+    @property
+    def none_of_these(self) -> bool:
+        """Whether the image is farther from every known class than the model accepts."""
+        return self.distance is not None and self.distance > 1
 
     @property
     def name(self) -> str:
-        """The most probable class."""
-        return self.guesses[0].name
+        """The most probable class, or "none of these"."""
+        return NONE if self.none_of_these else self.guesses[0].name
 
     @property
     def probability(self) -> float:
-        """Its probability."""
+        """The probability of the most probable class."""
         return self.guesses[0].probability
 
 
@@ -183,12 +193,15 @@ def predictions(
         bad_images=bad_images,
         on_bad=on_bad,
     )
-    for logits, index in stream(model, loader):
-        for p, i in zip(torch.from_numpy(logits).double().softmax(1).numpy(), index):
+    judged = isinstance(model, Backbone) and model.known is not None
+    for logits, index in stream(Judged(model) if judged else model, loader):  # type: ignore[arg-type]
+        far = logits[:, -1].tolist() if judged else [None] * len(logits)
+        own = torch.from_numpy(logits[:, : len(names)])
+        for p, i, distance in zip(own.double().softmax(1).numpy(), index, far, strict=True):
             best = np.argsort(-p, kind="stable")[:top]
             guesses = tuple(Guess(names[k], int(k), float(p[k])) for k in best)
             item = source.items[int(i)]
-            yield Prediction(source.names[int(i)], guesses, None if isinstance(item, str) else item)
+            yield Prediction(source.names[int(i)], guesses, None if isinstance(item, str) else item, distance)
 
 
 def predict(

@@ -106,6 +106,7 @@ def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choi
         new.config = dataclasses.replace(new.config, num_classes=len(class_names))
         new.head = nn.Linear(new.config.width, len(class_names)).to(weight)
     new.head.load_state_dict({name: torch.from_numpy(value) for name, value in _tensors(head, pool)})
+    new.known = None
     return new.eval()
 
 

@@ -18,6 +18,7 @@ from vitkit.data.sources import open_splits
 from vitkit.errors import DataError
 from vitkit.evaluation.logits import Outputs
 from vitkit.evaluation.measure import measure
+from vitkit.features import unknown
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
 from vitkit.features.embed import Embedded, Filled, fill
@@ -169,6 +170,7 @@ def probe(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
     parts: Parts | None = None,
+    accept: float | None = None,
 ) -> Probe:
     """Fit heads to the frozen features of a data set, and write a run folder with the first head in a checkpoint.
 
@@ -187,6 +189,8 @@ def probe(
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
         parts: the result of `parts_of(data, seed)`, if it is known already.
+        accept: share of images of the known classes that the model should accept; it answers "none of these" for
+            images farther away (default: None, every image gets a class).
     """
     start = time.perf_counter()
     options = options or Options()
@@ -211,6 +215,10 @@ def probe(
     A, B, names = train.read(), held.read(), parts.train.class_names
     results = tuple(_result(method, A, B, names, options) for method in methods)
     best = attach(model, results[0].fitted.head, names, train.choice)
+    accepted = None
+    if accept is not None:
+        best.known = unknown.fit(A.features, A.labels, best.input_spec, accept, options.seed)
+        accepted = float((unknown.distances(best.known, B.features) <= best.known.limit).mean())
     # The evaluation is that of the checkpoint, whose head is float32.
     W, b = (best.state_dict()[f"head.{name}"].cpu().float().numpy() for name in ("weight", "bias"))
     logits = B.features @ W.T + b
@@ -243,6 +251,7 @@ def probe(
             "seed": options.seed,
             "fingerprint": parts.train.fingerprint(),
         },
+        **({} if accept is None else {"accept": accept, "accepted": accepted}),
         "cache": {"computed": train.computed + held.computed, "reused": train.reused + held.reused},
         "notes": [note for result in results for note in result.fitted.notes],
     }

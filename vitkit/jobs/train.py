@@ -151,6 +151,7 @@ def prepare(
         new = own or (config_from_dict(stored["same"]["config"]) if model == CUSTOM else model)
         built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
     built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
+    built.known = None  # training changes the features that it holds for
     objective.check(how, built)
     if chosen.precision == "fp8":
         if not objective.fused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vitkit.model.config import InputSpec, ViTConfig
+from vitkit.model.known import Known
 from vitkit.model.resnet_config import ResNetConfig
 
 Config = ViTConfig | ResNetConfig
@@ -14,13 +15,15 @@ class Backbone(nn.Module):
     """A classifier with features. Its subclasses are `vit.ViT` and `resnet.ResNet`.
 
     `config` is the architecture, `input_spec` what it expects as input, `gradient_checkpointing` trades time for
-    memory in training, and `licence` is that of the weights it was loaded from.
+    memory in training, and `licence` is that of the weights it was loaded from. `known` says what its classes look
+    like, so that it can answer "none of these"; None if it cannot.
     """
 
     config: Config
     input_spec: InputSpec
     gradient_checkpointing: bool
     licence: str
+    known: Known | None = None
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Prediction(BaseModel):
 
     name: str
     top: list[Top]
+    none_of_these: bool = Field(False, description="Whether the image is far from every class (vitkit probe --accept).")
 
 
 class Predictions(BaseModel):
@@ -183,7 +184,11 @@ def _api(app: FastAPI, service: Service) -> None:
         found = await service.predict(await read_uploads(request, settings), top)
         return Predictions(
             results=[
-                Prediction(name=one.image, top=[Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses])
+                Prediction(
+                    name=one.image,
+                    top=[Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses],
+                    none_of_these=one.none_of_these,
+                )
                 for one in found
             ]
         )

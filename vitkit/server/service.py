@@ -27,6 +27,7 @@ from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
 from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
+from vitkit.model.known import Judged
 from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
@@ -68,13 +69,20 @@ class Service:
     ) -> None:
         self.model: Any = model.eval() if isinstance(model, Backbone) else model
         self.settings = settings or Settings()
-        self.engine = chosen(engine, model) if isinstance(model, Backbone) else model.card.form
+        judged = isinstance(model, Backbone) and model.known is not None
+        # Engines return no features, which "none of these" needs.
+        self.engine = chosen("torch" if judged else engine, model) if isinstance(model, Backbone) else model.card.form
         self.source, self.sha256 = source, sha256
         self.spec, self.device = model.input_spec, device_of(model)
         self.dtype = next(model.parameters()).dtype if isinstance(model, Backbone) else torch.float32
         self.names = class_names(model) if model.config.num_classes else ()
         check_type(self.device.type, self.dtype)
         self.forward = ENGINES[self.engine].build(model) if isinstance(model, Backbone) else model
+        if isinstance(model, Backbone) and judged:
+            if engine not in (None, "torch"):
+                raise ConfigError(f'Expected --engine torch for a model that answers "none of these"; got {engine!r}.')
+            self.forward = Judged(model)
+        self.judged = judged
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
@@ -174,11 +182,13 @@ class Service:
         if not self.model.config.num_classes:
             raise InputError("This model has no classification head (num_classes=0). Use /v1/embed for its features.")
         logits = await self._answers(self.logits, uploads, list)
-        found = torch.from_numpy(np.stack(logits)).double().softmax(1).numpy()  # [images, K]
+        K = len(self.names)
+        far = [float(row[K]) if self.judged else None for row in logits]
+        found = torch.from_numpy(np.stack(logits)[:, :K]).double().softmax(1).numpy()  # [images, K]
         best = np.argsort(-found, axis=1, kind="stable")[:, :top]
         return [
-            Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row))
-            for one, p, row in zip(uploads, found, best)
+            Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row), distance=distance)
+            for one, p, row, distance in zip(uploads, found, best, far, strict=True)
         ]
 
     async def embed(self, uploads: Sequence[Upload]) -> list[Array]:

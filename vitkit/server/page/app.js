@@ -70,7 +70,8 @@ async function ask(file, thumb) {
       const found = (await (await call("v1/predict?top=5", { file, signal, onWait: wait })).json()).results[0];
       showBars(found.top);
       const [first] = found.top;
-      say(`${first.class}, ${percent(first.p)}. Took ${((performance.now() - start) / 1000).toFixed(2)} s.`);
+      const answer = found.none_of_these ? `None of these (nearest: ${first.class})` : `${first.class}, ${percent(first.p)}`;
+      say(`${answer}. Took ${((performance.now() - start) / 1000).toFixed(2)} s.`);
       if (Object.keys(model.explanations).length) {      // an exported file can only predict
         $("inside").hidden = false;
         await look.show(file, found.top, signal);

@@ -1,0 +1,155 @@
+"""Search a data set for the images that are most similar to a query."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.checkpoints.atomic import staging
+from vitkit.data.base import Source
+from vitkit.data.loader import BadImages
+from vitkit.errors import ConfigError, DataError, MissingDependency
+from vitkit.evaluation.names import cells
+from vitkit.evaluation.predict import Given, Images
+from vitkit.features.cache import FeatureCache
+from vitkit.features.embed import fill
+from vitkit.features.search import vectors
+from vitkit.jobs.embed import parts_of
+from vitkit.model.backbone import Backbone
+from vitkit.runtime import Runtime
+from vitkit.types import Tick
+
+COLUMNS = ("query", "rank", "filepath", "split", "label", "similarity")  # `filepath` is the name FiftyOne expects
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that was found.
+
+    Args:
+        query: name of the query.
+        rank: 1 for the most similar.
+        filepath: the image's file, or its name if it has no file of its own.
+        split: its part of the data.
+        label: its class; empty if the data has none.
+        similarity: cosine similarity of the features, at most 1.
+    """
+
+    query: str
+    rank: int
+    filepath: str
+    split: str
+    label: str
+    similarity: float
+
+
+def sources_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
+    """Open a data set, or a plain folder of photos without classes.
+
+    Args:
+        data: a data set, as `open_splits` takes it, or a folder of photos.
+        split: one part of the data (default: all parts).
+    """
+    try:
+        return parts_of(data, split)
+    except DataError:
+        folder = Path(data).expanduser()
+        if split is None and folder.is_dir():
+            return {"all": Images(folder)}
+        raise
+
+
+def search(
+    model: Backbone,
+    sources: dict[str, Source],
+    queries: Given | Iterable[Given],
+    cache: FeatureCache,
+    *,
+    count: int = 10,
+    features: str | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "skip",
+) -> list[list[Hit]]:
+    """Find the images that are most similar to each query, exactly.
+
+    Args:
+        model: the backbone, on its device.
+        sources: {part: images}; see `sources_of`.
+        queries: anything that `predict` accepts.
+        cache: the feature cache.
+        count: number of images per query.
+        features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
+        batch_size: images per batch.
+        workers: worker processes for decoding; None for one per core.
+        runtime: device and precision.
+        progress: called with the number of images finished since the last call.
+        bad_images: `fail` or `skip`, for the images of the data; a query must be readable.
+    """
+    if count < 1:
+        raise ConfigError(f"count must be at least 1; got {count}.")
+    how: dict[str, Any] = {"features": features, "batch_size": batch_size, "runtime": runtime}
+    asked = fill(model, Images(queries), cache, workers=0, **how).read()
+    found: list[list[Hit]] = [[] for _ in asked.names]
+    for split, source in sources.items():
+        rows = vectors(fill(model, source, cache, workers=workers, progress=progress, bad_images=bad_images, **how))
+        places, similarity = rows.search(asked.features, count)
+        labelled = not isinstance(source, Images)
+        for q, query in enumerate(asked.names):
+            for i, value in zip(places[q], similarity[q], strict=True):
+                file = source.place(int(i))
+                label = source.class_names[int(source.labels[i])] if labelled else ""
+                name = str(file if file is not None else source.names[int(i)])
+                found[q].append(Hit(query, 0, name, split, label, float(np.clip(value, -1, 1))))
+    best = [sorted(hits, key=lambda hit: -hit.similarity)[:count] for hits in found]
+    return [[Hit(**{**asdict(hit), "rank": n}) for n, hit in enumerate(hits, 1)] for hits in best]
+
+
+def check_export(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Args:
+        path: the file.
+    """
+    if Path(path).suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"Expected a file name that ends in .csv or .parquet; got {Path(path).name!r}.")
+    if Path(path).suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise MissingDependency("Writing Parquet needs pyarrow: pip install 'vitkit[data]'") from error
+
+
+def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
+    """Write hits to a .parquet file, or to a .csv file that FiftyOne reads (its CSVDataset; the media are `filepath`).
+
+    Args:
+        hits: the result of `search`.
+        path: the file; its ending selects the format.
+    """
+    path = Path(path).expanduser()
+    check_export(path)
+    rows = [asdict(hit) for one in hits for hit in one]
+    for row in rows:
+        if Path(row["filepath"]).exists():
+            row["filepath"] = str(Path(row["filepath"]).absolute())
+    with staging(path.parent) as beside:
+        if path.suffix == ".csv":
+            with open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(COLUMNS)
+                writer.writerows(cells(row[name] for name in COLUMNS) for row in rows)
+        else:
+            import pyarrow.parquet
+
+            arrow: Any = pyarrow
+            table = arrow.table({name: [row[name] for row in rows] for name in COLUMNS})
+            arrow.parquet.write_table(table, beside / path.name)
+    return path
