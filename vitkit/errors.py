@@ -15,6 +15,9 @@
     │   └── BadImage             an image that cannot be decoded; the message names it
     ├── Diverged                 training whose loss or gradient became NaN or infinite
     ├── OutputError              a path that cannot be written to
+    │   └── SaveFailed           a run that could no longer be saved                      (CLI: exit code 3)
+    ├── LostWorker               a process that died or no longer answers                 (CLI: exit code 4)
+    ├── OutOfMemory              no memory was left                                       (CLI: exit code 5)
     ├── RequestError             a request that the server cannot process
     │   ├── TooLarge             exceeds one of the server's limits
     │   ├── TooSlow              took too long to arrive
@@ -37,6 +40,8 @@ LONGEST = 1500  # characters of a message
 
 class VitkitError(Exception):
     """Base class of all errors that a user can cause. `str(error)` is a sentence to show to the user."""
+
+    exit_code = 2  # of the command line
 
     def __str__(self) -> str:
         text = super().__str__()  # which may quote a file, and a file may hold a name of 100 kB
@@ -97,6 +102,24 @@ class Diverged(VitkitError):
 
 class OutputError(VitkitError):
     """A path that cannot be written to."""
+
+
+class SaveFailed(OutputError):
+    """A run could no longer be saved; the message says what is kept."""
+
+    exit_code = 3
+
+
+class LostWorker(VitkitError):
+    """A process that the work depends on has died or no longer answers."""
+
+    exit_code = 4
+
+
+class OutOfMemory(VitkitError):
+    """No memory was left."""
+
+    exit_code = 5
 
 
 class RequestError(VitkitError, ValueError):

@@ -6,6 +6,7 @@ gloo on the CPU, NCCL on CUDA. MPS is implemented but untested, for want of a ma
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -168,10 +169,10 @@ class Runtime:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Collect the numbers of the SIGINT (Ctrl-C) and SIGTERM signals that arrive inside this context.
+    """Collect the numbers of the SIGINT (Ctrl-C), SIGTERM and SIGHUP signals that arrive inside this context.
 
-    Only the first signal is collected: a second one has its usual effect. Outside the main thread, where Python cannot
-    handle signals, the list stays empty.
+    Only the first signal is collected: a second one has its usual effect. SIGHUP stays ignored under `nohup`. Outside
+    the main thread, where Python cannot handle signals, the list stays empty.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -186,11 +187,24 @@ def stop_requests() -> Iterator[list[int]]:
         received.append(number)
         restore()
 
-    previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield received
     finally:
         restore()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that no memory was left: Python's, torch's on any device, or the system's."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
 
 
 def tracker(name: str, project: str, folder: str, run: str) -> Any:

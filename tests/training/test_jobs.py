@@ -333,8 +333,9 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert not (tmp_path / "r").exists()
 
 
-def test_ctrl_c_from_outside(tmp_path: Path) -> None:
-    """In a process of its own: SIGINT saves the run, says how to resume, and exits with 130."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_from_outside(tmp_path: Path, number: int) -> None:
+    """In a process of its own: a signal saves the run, says how to resume, and decides the exit code."""
     command = [
         sys.executable,
         "-m",
@@ -353,9 +354,9 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     end = time.monotonic() + 60
     while not (tmp_path / "r" / "metrics.jsonl").exists() and time.monotonic() < end:
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
+    assert child.returncode == 128 + number, err
     assert f"vitkit train --out {tmp_path / 'r'} --resume" in out
     assert "Traceback" not in err
     state = RunFolder.open(tmp_path / "r").latest()

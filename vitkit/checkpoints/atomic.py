@@ -44,7 +44,7 @@ def staging(folder: Path) -> Iterator[Path]:
         OutputError: `folder` cannot be written to; the message says why.
     """
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    done = False
+    done = moved = False
     private: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,12 @@ def staging(folder: Path) -> Iterator[Path]:
             _sync(file)
         for file in files:
             os.replace(file, folder / file.name)
+            moved = True
         _sync(folder)
         done = True
     except OSError as error:
-        raise OutputError(f"Could not write to {folder}: {reason(error)}. Nothing there was changed.") from error
+        rest = "Some files there may be new, others old." if moved else "Nothing there was changed."
+        raise OutputError(f"Could not write to {folder}: {reason(error)}. {rest}") from error
     finally:
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)

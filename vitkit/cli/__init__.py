@@ -132,7 +132,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. A user's mistake prints one sentence to stderr and exits with code 2."""
+    """Run the command line. An error of `vitkit.errors` prints one sentence to stderr; its exit code is 2 for most."""
     warnings.formatwarning = _sentence
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -141,13 +141,21 @@ def main() -> None:
         app()
     except VitkitError as error:
         print(f"vitkit: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("vitkit: stopped.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
         sys.exit(141)
+    except (MemoryError, RuntimeError, OSError) as error:
+        from vitkit.runtime import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        what = (str(error).splitlines() or ["MemoryError"])[0]
+        print(f"vitkit: No memory was left ({what[:200]}). Use smaller batches or fewer --workers.", file=sys.stderr)
+        sys.exit(5)
+    except KeyboardInterrupt:
+        print("vitkit: stopped.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _sentence(

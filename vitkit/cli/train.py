@@ -234,7 +234,10 @@ def train(
 
 
 def carry_out(ready: Any, report: bool = True) -> None:
-    """Carry out a prepared run and show its progress. Ctrl-C saves it, says how to resume, and exits with code 130."""
+    """Carry out a prepared run and show its progress.
+
+    Ctrl-C, SIGTERM and SIGHUP save it; the exit code is 128 plus the number of the signal.
+    """
     from vitkit.cli.text import console, printable
     from vitkit.jobs.train import start
     from vitkit.jobs.watch import Watch, summary
@@ -252,11 +255,11 @@ def carry_out(ready: Any, report: bool = True) -> None:
     ready.runtime.close()
     if outcome.stopped:
         if main:
-            print(
+            say_last(
                 f"stopped at step {outcome.step:,} of {outcome.total:,}; everything is saved. Resume with: "
                 f"vitkit train --out {run.path} --resume"
             )
-        raise typer.Exit(130)
+        raise typer.Exit(128 + outcome.signal)
     if main:
         objective, best = OBJECTIVES[ready.recipe.objective], ""
         if outcome.best is not None:
@@ -271,6 +274,14 @@ def carry_out(ready: Any, report: bool = True) -> None:
         from vitkit.jobs.report import try_report
 
         print(try_report(run.path))
+
+
+def say_last(text: str) -> None:
+    """Print a line to a terminal that may be gone, as after SIGHUP; the exit code must not depend on it."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_plan(plan: dict[str, Any]) -> None:

@@ -121,14 +121,17 @@ class _Loader:
         self.skipped: dict[str, str] = {}  # name -> reason, for every image skipped so far
         self._work = SampleWorker(source, spec, how, seed)
 
-    def _pieces(self, tasks: Iterable[Planned], size: int) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
+    def _pieces(
+        self, tasks: Iterable[Planned], size: int, on_wait: Callable[[float], None] | None = None
+    ) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
         """Yield each task with its pixels and its unreadable rows; workers get a task in pieces."""
         piece = self._work.piece
         given, awaited = itertools.tee(tasks)  # workers run ahead of the loop below
         cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
         ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
         pin = self.device.type == "cuda"
-        done = parallel_map(self._work, cuts, self.workers, ahead=ahead, pin=pin and not self._work.tiny)
+        pin_here = pin and not self._work.tiny
+        done = parallel_map(self._work, cuts, self.workers, ahead=ahead, pin=pin_here, on_wait=on_wait)
         for task in awaited:
             parts: list[Tensor] = []
             bad: list[Bad] = []
@@ -231,15 +234,18 @@ class TrainLoader(_Loader):
         batch = self.order.rows(step)
         return _Step([batch[plan.order[place]] for place in places], step, plan, places)
 
-    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, start: int = 0, stop: int | None = None, on_wait: Callable[[float], None] | None = None
+    ) -> Iterator[Batch]:
         """Yield the batches of steps start, start + 1, ...
 
         Args:
             start: first step; a later one takes no longer to reach (default: 0).
             stop: the step to stop before (default: never stop).
+            on_wait: see `parallel_map`.
         """
         steps = itertools.count(start) if stop is None else range(start, stop)
-        for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks):
+        for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks, on_wait):
             yield self._assemble(*self._replace(step, x, bad))
 
     def __iter__(self) -> Iterator[Batch]:

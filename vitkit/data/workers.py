@@ -1,4 +1,7 @@
-"""Worker processes: results come in the order of the tasks, and workers draw no random numbers of their own."""
+"""Worker processes: results come in the order of the tasks, and workers draw no random numbers of their own.
+
+A worker that dies or no longer answers ends the work with a LostWorker error; no worker outlives the iteration.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,30 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.base import Source
+from vitkit.errors import LostWorker
+
+TICK = 1.0  # seconds between two looks at workers that have not answered
+PATIENCE = 600.0  # seconds without an answer after which a worker is given up
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def parallel_map(
-    work: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, ahead: int = 2, pin: bool = False
+    work: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    *,
+    ahead: int = 2,
+    pin: bool = False,
+    on_wait: Callable[[float], None] | None = None,
 ) -> Iterator[Result]:
     """Yield work(task) for each task, in order.
 
@@ -31,12 +45,31 @@ def parallel_map(
         workers: number of worker processes; 0 works in this process.
         ahead: tasks queued for each worker (default: 2).
         pin: whether tensors are placed in pinned memory, for asynchronous copies to a GPU (default: False).
+        on_wait: called every TICK seconds with the seconds waited for a worker so far; may raise (default: nothing).
+
+    Raises:
+        LostWorker: a worker died, or did not answer for PATIENCE seconds.
     """
     if not workers:
         return map(work, tasks)
-    with warnings.catch_warnings():  # torch warns about more workers than cores, but the caller asked for them
+    return _in_workers(work, tasks, workers, ahead, pin, on_wait or (lambda seconds: None))
+
+
+def _in_workers(
+    work: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    ahead: int,
+    pin: bool,
+    on_wait: Callable[[float], None],
+) -> Iterator[Result]:
+    others = multiprocessing.active_children()
+    with (
+        _no_handler_of_child_signals(),
+        warnings.catch_warnings(),
+    ):  # torch warns about more workers than cores, but the caller asked for them
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return iter(
+        results: Iterator[Any] | None = iter(
             DataLoader(
                 _Calls(work),
                 batch_size=None,
@@ -47,8 +80,67 @@ def parallel_map(
                 collate_fn=_same,
                 worker_init_fn=_start_worker,
                 generator=torch.Generator().manual_seed(0),  # or it would draw from the global one
+                timeout=TICK,
             )
         )
+    processes = [process for process in multiprocessing.active_children() if process not in others]
+    nothing = object()
+    try:
+        while (result := _next(results, nothing, processes, on_wait)) is not nothing:
+            yield result
+    finally:
+        results = None  # ends the workers, except those that no longer answer
+        _kill(processes)
+
+
+@contextmanager
+def _no_handler_of_child_signals() -> Iterator[None]:
+    """Remove the handler that DataLoader sets: it raises wherever the program is when a worker dies, even in the middle
+    of an update of the weights. `_next` finds out soon enough."""
+    here = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if here else None
+    yield
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _next(results: Any, nothing: object, processes: list[Any], on_wait: Callable[[float], None]) -> Any:
+    """Return the next result, or `nothing` at the end. If it does not come, kill all workers and raise."""
+    began = time.monotonic()
+    while True:
+        try:
+            return next(results, nothing)
+        except RuntimeError as error:
+            waited = time.monotonic() - began
+            try:
+                if dead := [process for process in processes if process.exitcode not in (None, 0)]:
+                    raise LostWorker(_epitaph(dead[0])) from error
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+                on_wait(waited)
+                if waited > PATIENCE:
+                    raise LostWorker(
+                        f"No worker process has sent images for {waited:.0f} s. Check that the images can be read "
+                        f"(a network drive may hang), or use --workers 0."
+                    ) from error
+            except BaseException:
+                _kill(processes)  # now, because torch would wait for each of them
+                raise
+
+
+def _epitaph(process: Any) -> str:
+    if process.exitcode >= 0:
+        return f"The worker process {process.pid} ended with exit code {process.exitcode}."
+    name = signal.Signals(-process.exitcode).name
+    cause = " The system does this when memory runs out; use fewer --workers." if name == "SIGKILL" else ""
+    return f"The worker process {process.pid} was killed by {name}.{cause}"
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()  # SIGTERM does not end a process that hangs or is stopped
+            process.join()
 
 
 def default_workers(source: Source, ranks: int = 1, spare: bool = False) -> int:
@@ -80,7 +172,9 @@ def _same(result: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C and ends its workers
+    for name in ("SIGINT", "SIGHUP"):  # the main process handles them and ends its workers
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent, forked = multiprocessing.parent_process(), multiprocessing.get_start_method() == "fork"
     expected = parent.pid if parent is not None and parent.pid is not None and forked else os.getppid()
     threading.Thread(target=_end_with, args=(expected,), daemon=True).start()

@@ -7,12 +7,15 @@ bit-identical to an uninterrupted one.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,12 @@ from torch import nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
-from vitkit.errors import Diverged, UnreadableFile
+from vitkit.data.workers import TICK
+from vitkit.errors import Diverged, LostWorker, UnreadableFile
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, stop_requests
 from vitkit.training import state
+from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.optim import Average, optimizer_for, set_lr
@@ -37,6 +42,7 @@ from vitkit.training.state import TrainingState
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
 MOST_VALIDATIONS = 50  # per run, unless the user says how often; a longer run skips whole epochs
+SILENCE = 60.0  # seconds without images after which the user is told
 LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
 
 
@@ -59,15 +65,20 @@ class Outcome:
         step: updates done.
         total: updates of the whole run.
         best: highest validation accuracy, or lowest loss if the objective judges by it; None without a validation part.
-        interrupted: whether Ctrl-C or SIGTERM arrived, be it during the last update.
+        signal: number of the signal that asked the run to stop, be it during the last update; 0 if none did.
         seconds: duration of this process's part of the run.
     """
 
     step: int
     total: int
     best: float | None
-    interrupted: bool
+    signal: int
     seconds: float
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal asked the run to stop, be it during the last update."""
+        return bool(self.signal)
 
     @property
     def stopped(self) -> bool:
@@ -104,7 +115,7 @@ class Loop:
         wrap_forward: Callable[[Backbone], nn.Module] = lambda model: model,
     ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
-        self.run, self.runtime, self.watch = run, runtime, watch or (lambda event: None)
+        self.run, self.runtime, self._watch = run, runtime, watch
         self.split = BatchSplit.of(recipe, settings, runtime)
         self.total = recipe.total(len(train))
         recipe.warmup_steps(self.total)
@@ -121,6 +132,7 @@ class Loop:
                 module.compile()  # in place, so that parameters keep their names
         self.model = runtime.prepare(trained)
         self.progress = TrainingState()
+        self._consistent: TrainingState | None = None  # what can be saved now; None in the middle of an update
         self.trackers: Trackers | None = None
         self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
 
@@ -154,13 +166,24 @@ class Loop:
         self.runtime.wait()
         if self.runtime.main:
             for path, error in damaged:
-                os.replace(path, path.with_name(path.name + ".damaged"))
+                with self.run.writing():
+                    os.replace(path, path.with_name(path.name + ".damaged"))
                 self._note(f"{error} It has been renamed to {path.name}.damaged; the state before it is used.")
             if lost := self.run.forget_after(self.progress.logged):
                 self._note(f"metrics.jsonl lacks at least {lost:,} bytes of what was logged before the last save.")
             if paths:
                 self._write_checkpoints()
         return self.progress.step
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Show an event to whoever watches."""
+        try:
+            if self._watch is not None:
+                self._watch(event)
+        except OSError as error:
+            if error.errno != errno.EIO:  # the terminal is gone: the run goes on without one
+                raise
+            self._watch = None
 
     def _note(self, text: str) -> None:
         self.watch({"event": "note", "text": text})
@@ -170,6 +193,9 @@ class Loop:
 
         Raises:
             Diverged: the loss or its gradient became NaN or infinite. Everything saved before is kept.
+            SaveFailed: the run could not be saved. Everything saved before is kept.
+            LostWorker: a worker or another process died or no longer answers. The run is saved first.
+            OutOfMemory: no memory was left. The run is saved first, except in the middle of an update.
         """
         began = self.epoch_began = time.perf_counter()
         start, settings = self.progress.step, self.settings
@@ -189,7 +215,6 @@ class Loop:
             bad_images=settings.bad_images,
             on_bad=self._on_bad,
         )
-        batches = loader.batches(start, self.total)
         interrupted, clock = False, Clock(self.recipe.batch_size)
         with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
@@ -198,15 +223,28 @@ class Loop:
                 self.watch({"event": "start", "step": start, "total": self.total, "images": images, "epochs": epochs})
             if self.trackers is not None and self.trackers.missing:
                 self._note("TensorBoard is not installed, so no events are written: pip install tensorboard")
+            batches = loader.batches(start, self.total, partial(self._on_wait, requests))
             try:
+                if self.progress.pending:
+                    self._after(start, clock, False)
+                self._consistent = self._snapshot()
                 for step in range(start, self.total):
-                    with clock.waiting():
-                        batch = next(batches)
+                    try:
+                        with clock.waiting():
+                            batch = next(batches)
+                    except Stopped:
+                        interrupted = True
+                        self._save()
+                        break
                     interrupted = self._step(step, batch, bool(requests))
                     self.progress.step = step + 1
+                    self._consistent = self._snapshot(pending=True)
                     self._after(step + 1, clock, interrupted)
+                    self._consistent = self._snapshot()
                     if interrupted:
                         break
+            except Exception as error:
+                raise explain(error, self.progress.step, self._rescue(error), self.runtime.ranks) from error
             finally:
                 batches.close()  # type: ignore[attr-defined]
                 if self.trackers is not None:
@@ -214,7 +252,44 @@ class Loop:
         best = self.progress.best
         if best is not None and self.objective.judge == "loss":
             best = -best
-        return Outcome(self.progress.step, self.total, best, interrupted, time.perf_counter() - began)
+        number = (requests or [signal.SIGTERM])[0] if interrupted else 0  # another process may have got the signal
+        return Outcome(self.progress.step, self.total, best, number, time.perf_counter() - began)
+
+    def _on_wait(self, requests: list[int], seconds: float) -> None:
+        """Called every second of waiting for images."""
+        if requests and self.runtime.ranks == 1:
+            raise Stopped
+        if requests:  # the other processes wait for this one, which cannot tell them to stop
+            raise LostWorker("The run was asked to stop while a worker process did not answer.")
+        if SILENCE <= seconds < SILENCE + 2 * TICK:
+            self._note(f"Waiting for images: no worker process has sent any for {seconds:.0f} s.")
+
+    def _snapshot(self, pending: bool = False) -> TrainingState:
+        """Return a copy of the progress; `pending` before the work that is due after an update."""
+        p = self.progress
+        logged = self.run.log_size() if pending and self.runtime.main else p.logged
+        return replace(
+            p, pending=pending, logged=logged, window=dict(p.window), epoch=dict(p.epoch), skipped=dict(p.skipped)
+        )
+
+    def _rescue(self, error: Exception) -> str:
+        """Save what can be saved after an error, without the other processes; say what is kept."""
+        if not self.runtime.main:
+            return ""
+        resume = f"Resume with: vitkit train --out {self.run.path} --resume"
+        if self._consistent is not None and rescuable(error):
+            self.progress = self._consistent
+            self.optimizer.zero_grad(set_to_none=True)  # memory
+            try:
+                if not self.progress.pending:
+                    self.progress.logged = self.run.logged()
+                self._write()
+                return f"Everything up to step {self.progress.step:,} is saved. {resume}"
+            except Exception as failed:
+                self._note(f"The run could not be saved: {failed}")
+        if (saved := self.run.latest()) is None:
+            return "Nothing was saved yet."
+        return f"The state of step {int(saved.stem.rpartition('-')[2]):,} is kept. {resume}"
 
     def _step(self, step: int, batch: Batch, stop: bool) -> bool:
         """Do one update; return whether any process has been asked to stop."""
@@ -236,6 +311,7 @@ class Loop:
         # One transfer per step: all processes see the same sums, and `_guard` runs before the weights change.
         total = torch.cat([self.runtime.sum(sums), norm.detach().float()[None]]).tolist()
         self._guard(step, batch, total[0], total[3], lr)
+        self._consistent = None
         self.runtime.step(self.optimizer)
         if self.average is not None:
             self.average.update()
@@ -268,12 +344,16 @@ class Loop:
         )
 
     def _after(self, step: int, clock: Clock, interrupted: bool) -> None:
-        """Log, validate and save as is due once `step` updates are done."""
+        """Log, validate and save as is due once `step` updates are done; if interrupted, save and leave the rest."""
         end, new_best = step == self.total, False
+        self.progress.pending = interrupted and not end
         sums, lr = self.progress.epoch, self.recipe.lr_at(step - 1, self.total)
         so_far = self._means(sums)
         if self.runtime.main:
             self.watch({"event": "step", "step": step, "total": self.total, **so_far, "lr": lr})
+        if self.progress.pending:
+            self._save()
+            return
         if step % self.settings.log_every == 0 or end:
             self._log_training(step, clock)
         due = self._validation_is_due(step)
@@ -285,7 +365,7 @@ class Loop:
             self._log({"event": "epoch", "step": step, "epoch": self._finished(step), **so_far, "time": seconds})
             self.progress.epoch, self.epoch_began = {}, now
         save_every = self.settings.save_every
-        if (step % save_every == 0 if save_every else due) or end or interrupted or new_best:
+        if (step % save_every == 0 if save_every else due) or end or new_best:
             with clock.excluded():
                 self._save()
 
@@ -364,6 +444,9 @@ class Loop:
             self.run.log(row)
             if self.trackers is not None:
                 self.trackers.log(row)
+                if self.trackers.failed:
+                    self._note(self.trackers.failed)
+                    self.trackers.failed = None
             self.watch(row)
 
     def _on_bad(self, name: str, why: str) -> None:
@@ -375,14 +458,15 @@ class Loop:
         """Write the state, then the checkpoints, which `resume` can restore from it."""
         for name, why in sorted(item for part in self.runtime.gather(self.progress.skipped) for item in part.items()):
             self._on_bad(name, why)  # including those that other processes skipped
-        if self.runtime.main:
-            self.progress.logged = self.run.logged()
-            self.progress.scaler = self.runtime.scaler.state_dict()
-            state.write(
-                self.run.path / "state", self.learner, self.optimizer, self.average, self.progress, self.run.info
-            )
-            self._write_checkpoints()
-        self.runtime.wait()
+        self.progress.logged = self.runtime.on_main(self.run.logged)
+        self.runtime.on_main(self._write)
+
+    def _write(self) -> None:
+        self.progress.scaler = self.runtime.scaler.state_dict()
+        with self.run.writing():
+            folder = self.run.path / "state"
+            state.write(folder, self.learner, self.optimizer, self.average, self.progress, self.run.info)
+        self._write_checkpoints()
 
     def _write_checkpoints(self) -> None:
         p = self.progress

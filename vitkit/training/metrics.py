@@ -67,6 +67,7 @@ class Trackers:
         self.board: Any = None
         self.others: list[Any] = []
         self.missing: list[str] = []
+        self.failed: str | None = None  # why tracking has ended
         for name in names:
             pick(NAMES, name, "tracker")
             if name != "tensorboard":
@@ -91,15 +92,26 @@ class Trackers:
             for name, value in flatten(row, "/").items()
             if name not in ("event", "step") and isinstance(value, int | float)
         }
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(name, value, row["step"])
-        for other in self.others:
-            other.log(values, step=row["step"])
+        with self._tolerant():
+            if self.board is not None:
+                for name, value in values.items():
+                    self.board.add_scalar(name, value, row["step"])
+            for other in self.others:
+                other.log(values, step=row["step"])
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A context in which an error (a full disk, no network) ends the tracking but not the run."""
+        try:
+            yield
+        except Exception as error:
+            self.board, self.others = None, []
+            self.failed = f"Metrics are no longer sent to the trackers: {error}. metrics.jsonl has them all."
 
     def close(self) -> None:
         """Flush and close every tracker."""
-        if self.board is not None:
-            self.board.close()
-        for other in self.others:
-            other.finish()
+        with self._tolerant():
+            if self.board is not None:
+                self.board.close()
+            for other in self.others:
+                other.finish()

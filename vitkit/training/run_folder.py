@@ -22,7 +22,8 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -267,8 +268,25 @@ class RunFolder:
         from vitkit.checkpoints import save
 
         path = self.path / f"{which}.safetensors"
-        save(model, path, extra=dict(extra or {}), pretraining=pretraining)
+        with self.writing():
+            save(model, path, extra=dict(extra or {}), pretraining=pretraining)
         return path
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context for writing to the folder.
+
+        Raises:
+            OutputError: the folder has disappeared, or cannot be written to.
+        """
+        from vitkit.checkpoints.atomic import reason
+
+        if not self.path.is_dir():
+            raise OutputError(f"The run folder {self.path} no longer exists: it was deleted, renamed or unmounted.")
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"Could not write to {self.path}: {reason(error)}.") from error
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl.
@@ -276,7 +294,7 @@ class RunFolder:
         Args:
             row: JSON values; everything that depends on time goes under "time".
         """
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        with self.writing(), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -297,11 +315,18 @@ class RunFolder:
 
     def logged(self) -> int:
         """Sync metrics.jsonl to disk and return its size in bytes."""
-        try:
+        with self.writing():
+            if not self.log_size():
+                return 0
             with open(self.path / "metrics.jsonl", "r+b") as file:  # Windows syncs only files open for writing
                 os.fsync(file.fileno())
                 return os.fstat(file.fileno()).st_size
-        except FileNotFoundError:
+
+    def log_size(self) -> int:
+        """Return the size of metrics.jsonl in bytes; 0 if there is none."""
+        try:
+            return (self.path / "metrics.jsonl").stat().st_size
+        except OSError:
             return 0
 
     def forget_after(self, size: int) -> int:
@@ -316,7 +341,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not path.is_file():
             return size
-        with open(path, "r+b") as file:
+        with self.writing(), open(path, "r+b") as file:
             kept = file.read(size)
             if len(kept) < size:  # never extend the file: it would be padded with zeros
                 kept = kept[: kept.rfind(b"\n") + 1]

@@ -34,6 +34,7 @@ class TrainingState:
 
     Args:
         step: updates done.
+        pending: whether logging and validating after the last update are still to be done.
         best: highest validation accuracy so far, or minus the lowest loss if the objective judges by it; None before
             the first validation.
         best_loss: validation loss of the weights that reached `best`.
@@ -47,6 +48,7 @@ class TrainingState:
     """
 
     step: int = 0
+    pending: bool = False
     best: float | None = None
     best_loss: float = 0.0
     best_step: int = 0
