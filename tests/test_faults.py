@@ -250,7 +250,9 @@ FAULTS: dict[str, Fault] = {
         "speed/test_export.py",
     ),
     # command line
-    "a mistake exits with code 1": fault("cli/__init__.py", "sys.exit(2)", "sys.exit(1)", "cli/test_cli.py"),
+    "a mistake exits with code 1": fault(
+        "cli/__init__.py", "sys.exit(error.exit_code)", "sys.exit(1)", "cli/test_cli.py"
+    ),
     "--image-size reads width before height": fault(
         "cli/options.py", "(pixels[0], pixels[1])", "(pixels[1], pixels[0])", "cli/test_cli.py"
     ),

@@ -19,6 +19,7 @@ from vitkit.data import workers
 from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, SaveFailed
 from vitkit.runtime import stop_requests
 from vitkit.training import loop
+from vitkit.training.objectives import Classify
 from vitkit.training.run_folder import RunFolder
 
 RECIPE = tiny(steps=12, dropout=0.1, ema=0.9)
@@ -101,7 +102,7 @@ def test_a_killed_worker_during_a_validation(
 
     def watch(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 8:
-            monkeypatch.setattr(loop, "logits_of", killed)
+            monkeypatch.setattr(Classify, "validate", killed)
 
     with pytest.raises(LostWorker, match=r"Everything up to step 8 is saved"):
         run(tmp_path / "r", RECIPE, settings={**SETTINGS, "log_every": 4}, watch=watch)
@@ -124,14 +125,14 @@ def test_a_stop_request_does_not_wait_for_a_validation(
 
 @pytest.mark.parametrize("kind", ["torch", "python", "system"])
 def test_no_memory(tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    def exhaust(*args: Any) -> Any:
+    def exhaust(*args: Any, **how: Any) -> Any:
         if kind == "torch":
             return torch.empty(1 << 50)  # the allocator's own error
         if kind == "python":
             raise MemoryError
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    watch = at(6, lambda: monkeypatch.setattr(loop.Loop, "_forward", exhaust))
+    watch = at(6, lambda: monkeypatch.setattr(Classify, "loss", exhaust))
     with pytest.raises(
         OutOfMemory, match=f"No memory was left at step 6.*--checkpointing or fewer --workers. {SAVED.format(6)}"
     ):

@@ -29,7 +29,7 @@ def demo(
         found = job(place, seed=seed, epochs=epochs, watch=watch)
     if found["stopped"]:
         print(f"stopped; everything is saved. Resume with: vitkit train --out {place} --resume")
-        raise typer.Exit(130)
+        raise typer.Exit(128 + found["stopped"])
     from vitkit.jobs.report import try_report
 
     print(

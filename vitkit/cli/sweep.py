@@ -142,7 +142,7 @@ def sweep(
         )
     if found.get("stopped"):
         print("stopped; everything is saved. To resume, repeat the command with --resume.")
-        raise typer.Exit(130)
+        raise typer.Exit(128 + found["stopped"])
     print_table(["lr#", "held-out accuracy#"], [(lr, f"{score:.2%}") for lr, score in found["lrs"].items()])
     print(f"best: {found['lr']:g}" + (f"; the final run is {found['final']}" if found["final"] else ""))
 

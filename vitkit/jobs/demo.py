@@ -26,17 +26,17 @@ def demo(out: Path, *, seed: int = 0, epochs: float | None = None, watch: Watch 
         watch: called with every event.
 
     Returns:
-        {"stopped", "seconds", "right", "images", "accuracy", "run"}.
+        {"stopped", "seconds", "right", "images", "accuracy", "run"}; "stopped" is the number of a signal, or 0.
     """
     run, outcome = train(
         "digits", out, recipe="digits", changes={"epochs": epochs}, settings={"seed": seed}, watch=watch
     )
     if outcome.stopped:
-        return {"stopped": True, "run": str(run.path)}
+        return {"stopped": outcome.signal, "run": str(run.path)}
     outputs = logits_of(load(run.weights("last")), open_source("digits", "test"))
     found = measure(outputs, run.info["data"]["classes"])
     result = {
-        "stopped": False,
+        "stopped": 0,
         "seconds": outcome.seconds,
         "right": round(found.top1 * found.n),
         "images": found.n,

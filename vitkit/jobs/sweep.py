@@ -68,7 +68,7 @@ def sweep(
             data, out / f"lr-{lr:g}", recipe=recipe, changes={**changes, "lr": lr}, resume=resume, watch=watch, **how
         )
         if outcome.interrupted:  # even if this run was finished: the sweep is not
-            return {"stopped": True}
+            return {"stopped": outcome.signal}
         scores[lr] = last_top1(RunFolder.open(out / f"lr-{lr:g}"))
     best = max(scores, key=lambda lr: (scores[lr], -lr))
     found: dict[str, Any] = {
@@ -82,7 +82,7 @@ def sweep(
         changes |= {"lr": best, "val": 0.0}
         _, outcome = train(data, out / "final", recipe=recipe, changes=changes, resume=resume, watch=watch, **how)
         found["final"] = str(out / "final")
-        found["stopped"] = outcome.stopped
+        found["stopped"] = outcome.signal if outcome.stopped else 0
     from vitkit.checkpoints.atomic import staging
 
     with staging(out) as private:
