@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.checkpoints import tiny
 from tests.peers import peer
 from vitkit import as_huggingface, as_paper
 from vitkit.checkpoints import DIALECTS, load, save
@@ -70,7 +71,10 @@ def fields(row: str) -> dict[str, Any]:
 def model_of(row: str, **more: Any) -> ViT:
     """A tiny model with a row, in which every parameter matters."""
     torch.manual_seed(0)
-    model = ViT(ViTConfig(**TINY | more | fields(row))).eval()
+    own = fields(row)
+    for name in set(SETS) & set(own) & set(more):
+        own[name] = tuple(r for r in more[name] if r != "final") if row == "norms=no final" else own[name] + more[name]
+    model = ViT(ViTConfig(**TINY | more | own)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -250,6 +254,16 @@ OF_DIALECT: dict[str, dict[str, Any]] = {
     "dinov2": {"num_classes": 0},
     "dinov2-hf": {"num_classes": 0, "layer_scale": 1.0},
 }
+# Dialects of one family each: a row is put on top of that family's own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "clip": tiny.CLIP,
+    "clip-hf": tiny.CLIP,
+    "siglip-hf": {**tiny.SIGLIP, "pool": "map", "num_classes": 0},
+    "dinov3": tiny.DINOV3,
+    "dinov3-hf": tiny.DINOV3,
+    "beit-hf": {**tiny.BEIT, "pool": "cls", "norm_after_pool": False},
+    "aimv2-hf": tiny.AIMV2,
+}
 TAKE_ALL = {"graph", "counting", "initialising", "decaying", "explaining", "probing", "dialect native"}
 SAYS_NO = (ConfigError, CannotExpress, InputError)
 
@@ -261,8 +275,9 @@ def test_everything_takes_a_row_or_refuses_it_by_name(name: str, tmp_path, caplo
     taken, refused = list[str](), dict[str, str]()
     dialect = name.removeprefix("dialect ") if name.startswith("dialect ") else ""
     for number, row in enumerate(ROWS):
-        model = model_of(row, **({**SQUARE, **OF_DIALECT.get(dialect, {})} if dialect else {}))
+        more = {**SQUARE, **(OF_DIALECT | FAMILIES).get(dialect, {})} if dialect else {}
         try:
+            model = model_of(row, **more)
             if dialect:
                 (tmp_path / str(number)).mkdir()
                 CONSUMERS[name](model, tmp_path / str(number))
@@ -272,11 +287,11 @@ def test_everything_takes_a_row_or_refuses_it_by_name(name: str, tmp_path, caplo
             refused[row] = str(error)
         else:
             taken.append(row)
-    paper = {f"{name}={get_args(rows)[0]}" for name, rows in WORDS.items()} | {"norms=final"}
-    assert paper <= set(taken)
+    own = {name: FAMILIES.get(dialect, {}).get(name, get_args(rows)[0]) for name, rows in WORDS.items()}
+    assert {f"{name}={row}" for name, row in own.items()} | {"norms=final"} <= set(taken)
     for row, message in refused.items():
         words = [row, row.replace("=", "='") + "'", {"pool=mean": "mean pooling"}.get(row, row)]
-        words += ["register tokens", "num_register_tokens"] if row == "pool=distilled" else []
+        words += ["register tokens", "num_register_tokens", "no registers"] if row == "pool=distilled" else []
         assert any(word in message for word in words), (row, message)
     if name in TAKE_ALL:
         assert taken == ROWS

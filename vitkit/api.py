@@ -68,7 +68,7 @@ def save(model: nn.Module, path: Weights, dialect: str = "native", *, extra: Map
 
     Args:
         model: a ViT, a paper.ViT, or one of the twelve classes.
-        path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
+        path: a file with one of the dialect's suffixes, or (huggingface, and those ending in -hf) a folder.
         dialect: a row of `vitkit.checkpoints.DIALECTS` (default: native).
         extra: free-form strings to keep in a native file.
 

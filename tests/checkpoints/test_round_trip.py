@@ -148,16 +148,17 @@ def test_some_pairs_share_a_model() -> None:
         for a, b in PAIRS
         if any(not cannot(tiny.config(**f), a) and not cannot(tiny.config(**f), b) for f in tiny.MODELS.values())
     ]
-    assert len(both) == len(PAIRS) - 2 * len(
-        [
-            ("dinov2", "torchvision"),
-            ("dinov2", "course"),
-            ("dinov2-hf", "course"),
-            ("dinov2-hf", "torchvision"),
-            ("dinov2-hf", "huggingface"),
-            ("dinov2-hf", "google"),
-        ]
-    )
+    plain = ("huggingface", "timm", "torchvision", "google", "course")
+    alone = {
+        ("dinov2", "torchvision"),
+        ("dinov2", "course"),
+        *(("dinov2-hf", name) for name in plain if name != "timm"),
+    }
+    families = {"clip": "clip-hf", "dinov3": "dinov3-hf"}  # each family's two dialects share its models, and native all
+    assert {pair for pair in PAIRS if pair not in both} >= {*alone, *((b, a) for a, b in alone)}
+    assert set(families.items()) <= set(both)
+    assert {("native", name) for name in DIALECTS if name != "native"} <= set(both)
+    assert {(a, b) for a, b in itertools.permutations(plain, 2)} <= set(both)
 
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if can_express("pruned heads", name)])

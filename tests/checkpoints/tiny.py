@@ -54,6 +54,50 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(((ours - theirs).abs().max() / ours.abs().max()).detach())
 
 
+CLIP: dict[str, Any] = {
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "norms": ("final", "first"),
+    "without_bias": ("patches", "head"),
+    "position_resize": "huggingface",
+}
+SIGLIP: dict[str, Any] = {
+    "hidden_act": "gelu_tanh",
+    "layer_norm_eps": 1e-6,
+    "class_token": False,
+    "position_resize": "huggingface",
+}
+DINOV3: dict[str, Any] = {
+    "layer_norm_eps": 1e-5,
+    "layer_scale": 0.5,
+    "num_register_tokens": 3,
+    "without_bias": ("keys",),
+    "positions": "none",
+    "relative": "dinov3",
+    "num_classes": 0,
+    "position_resize": "huggingface",
+}
+BEIT: dict[str, Any] = {
+    "pool": "mean",
+    "norm_after_pool": True,
+    "layer_scale": 0.5,
+    "without_bias": ("keys",),
+    "positions": "none",
+    "relative": "bias",
+    "position_resize": "huggingface",
+}
+AIMV2: dict[str, Any] = {
+    "hidden_act": "swiglu",
+    "layer_norm_eps": 1e-5,
+    "norm": "rms",
+    "norms": ("final", "patches"),
+    "without_bias": ("out", "mlp"),
+    "qkv_bias": False,
+    "class_token": False,
+    "pool": "aimv2",
+    "num_classes": 0,
+    "position_resize": "huggingface",
+}
 # One model for each dialect that it can express, and rows that use what only some dialects have.
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -69,6 +113,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "gray": {"num_channels": 1},
     "wide image": {"image_size": (16, 32)},
     "tanh": {"hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5},
+    "deit": {"num_register_tokens": 1},
+    "deit with teacher": {"num_register_tokens": 1, "pool": "distilled"},
+    "dinov2 classifier": {"layer_scale": 0.5, "pool": "cls+mean"},
+    "dinov2 giant": {"num_classes": 0, "layer_scale": 0.5, "hidden_act": "swiglu", "intermediate_size": 48},
+    "clip": {**CLIP, "num_classes": 0, "without_bias": ("patches",)},
+    "clip projected": CLIP,
+    "siglip": {**SIGLIP, "pool": "map", "num_classes": 0},
+    "siglip 2": {**SIGLIP, "pool": "map", "num_classes": 0, "position_resize": "siglip2"},
+    "siglip classifier": {**SIGLIP, "pool": "mean"},
+    "dinov3": DINOV3,
+    "dinov3 gated": {**DINOV3, "hidden_act": "swiglu"},
+    "aimv2": AIMV2,
+    "aimv2 without a head": {**AIMV2, "pool": "mean"},
+    "beit": {**BEIT, "num_classes": 0},
+    "beit classifier": BEIT,
+    "beit, class token": {**BEIT, "pool": "cls", "norm_after_pool": False, "positions": "1d", "relative": "none"},
+    "data2vec": {**BEIT, "num_classes": 0, "norms": (), "norm_after_pool": False},
 }
 
 

@@ -33,6 +33,7 @@ def test_rules_equal_their_definitions(rule: str, new: tuple[int, int]) -> None:
         "huggingface": lambda: F.interpolate(image, new, mode="bicubic", align_corners=False),
         "torchvision": lambda: F.interpolate(image, new, mode="bicubic", align_corners=True),
         "dinov2": lambda: F.interpolate(image, scale_factor=[(n + 0.1) / 14 for n in new], mode="bicubic"),
+        "siglip2": lambda: F.interpolate(image, new, mode="bilinear", antialias=True),
     }[rule]()
     result = resize(table, (14, 14), new, rule)
     assert torch.equal(result[:, :1], table[:, :1])  # the class token's row
@@ -41,7 +42,7 @@ def test_rules_equal_their_definitions(rule: str, new: tuple[int, int]) -> None:
 
 def test_rules_differ() -> None:
     table = torch.randn(1, 17, 8)
-    results = [resize(table, (4, 4), (7, 7), rule) for rule in RULES]
+    results = [torch.cat([resize(table, (4, 4), new, rule) for new in ((7, 7), (3, 3))], dim=1) for rule in RULES]
     assert all(not torch.allclose(a, b, atol=1e-3) for i, a in enumerate(results) for b in results[:i])
 
 

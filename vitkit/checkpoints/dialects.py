@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitkit.checkpoints.aimv2 import AIMV2_HF
+from vitkit.checkpoints.beit import BEIT_HF
 from vitkit.checkpoints.capabilities import check_expressible
+from vitkit.checkpoints.clip import CLIP, CLIP_HF
 from vitkit.checkpoints.course import COURSE
 from vitkit.checkpoints.dinov2 import DINOV2, DINOV2_HF
+from vitkit.checkpoints.dinov3 import DINOV3, DINOV3_HF
 from vitkit.checkpoints.google import GOOGLE
 from vitkit.checkpoints.huggingface import HUGGINGFACE
 from vitkit.checkpoints.native import NATIVE
 from vitkit.checkpoints.resnets import RESNET_DIALECTS, check_resnet
 from vitkit.checkpoints.rules import REFUSED, Dialect, check, complete_positions, few, refuse
+from vitkit.checkpoints.siglip import SIGLIP_HF
 from vitkit.checkpoints.timm import TIMM
 from vitkit.checkpoints.torchvision import TORCHVISION
 from vitkit.errors import CannotExpress, UnknownDialect, pick
@@ -31,9 +36,11 @@ PREFIXES = (
     *("vit.", "deit.", "ijepa.", "student.", "teacher."),
 )
 TORCH_ENCODER = re.compile(r"layers\.\d+\.self_attn\.in_proj_")
-DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect for dialect in (NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE)
-}
+_ROWS = (
+    *(NATIVE, HUGGINGFACE, TIMM, TORCHVISION, GOOGLE, DINOV2, DINOV2_HF, COURSE),
+    *(CLIP, CLIP_HF, SIGLIP_HF, DINOV3, DINOV3_HF, BEIT_HF, AIMV2_HF),
+)
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in _ROWS}
 
 
 def every_dialect(name: str | None = None) -> list[Dialect]:
@@ -139,6 +146,17 @@ def skeleton(config: Config) -> Backbone:
     """Build a model without storage: names and shapes only."""
     with torch.device("meta"), _NoFilling():
         return build(config)
+
+
+def fill(model: Backbone, state: Mapping[str, Tensor]) -> Backbone:
+    """Give a skeleton its tensors, without copying them, and return it; it gets the device and type of the first."""
+    model.load_state_dict(state, assign=True)
+    like = next(model.parameters())
+    for module in model.modules():
+        for name, buffer in module._buffers.items():  # none of them is in files: they hold device and type only
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=like.dtype, device=like.device)
+    return model
 
 
 def to_dialect(model: Backbone, dialect: str) -> dict[str, Tensor]:

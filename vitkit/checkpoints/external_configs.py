@@ -1,4 +1,4 @@
-"""Other libraries' JSON files: transformers' config.json and preprocessor_config.json, and timm's config.json.
+"""Other libraries' JSON files: transformers' config.json and preprocessor_config.json, timm's, and open_clip's.
 
 `read_*` return fields of ViTConfig and InputSpec; `write_*` return what transformers reads. Fields that transformers
 does not have are kept under `vitkit` in config.json.
@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.checkpoints import architectures
+from vitkit.checkpoints import architectures, families
+from vitkit.checkpoints.dinov2 import mlp_ratio, two_thirds
 from vitkit.checkpoints.resnets import read_bit_config, write_bit_config
 from vitkit.errors import CannotExpress, UnreadableFile
 from vitkit.model.backbone import Config
@@ -75,7 +76,7 @@ def read_json(
     """Read the JSON files in a checkpoint's folder.
 
     Args:
-        config: the parsed config.json, transformers' or timm's.
+        config: the parsed config.json, transformers' or timm's, or open_clip's open_clip_config.json.
         preprocessor: the parsed preprocessor_config.json; None without one.
         notes: receives a sentence for each assumption.
 
@@ -91,6 +92,8 @@ def read_json(
             return read_bit_config(config), _read_transformers({**config, "hidden_act": None}, preprocessor)[1]
         if "architecture" in config:
             return _read_timm(config, notes)
+        if "model_cfg" in config:
+            return _read_open_clip(config)
         return _read_transformers(config, preprocessor)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise UnreadableFile(f"config.json cannot be understood ({brief(error)}); correct or remove it.") from None
@@ -111,6 +114,13 @@ def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any
 
 def read_config(values: Mapping[str, Any]) -> Fields:
     """Return the fields of ViTConfig that transformers' config.json states."""
+    inside = values.get("vision_config")
+    if isinstance(inside, Mapping):  # a whole CLIP or SigLIP
+        kind = {"model_type": families.VISION.get(str(values.get("model_type")), "")}
+        values = {**values, **kind, **{name: value for name, value in inside.items() if name != "id2label"}}
+    if values.get("model_type") in families.FAMILIES:
+        fields = families.read(values, ACTIVATIONS)
+        return fields | _classes_and_ours(values)
     fields = {name: values[name] for name in SAME if values.get(name) is not None}
     if (act := values.get("hidden_act")) is not None:
         if not isinstance(act, str) or act not in ACTIVATIONS:
@@ -124,20 +134,24 @@ def read_config(values: Mapping[str, Any]) -> Fields:
             f"Expected pooler_act='tanh'; config.json has {values['pooler_act']!r}, which vitkit does not support."
         )
     if str(values.get("model_type", "")).startswith("dinov2"):
-        if values.get("use_swiglu_ffn"):
-            raise CannotExpress("config.json has use_swiglu_ffn=true: a SwiGLU MLP, which vitkit does not support.")
         fields["intermediate_size"] = int(values.get("hidden_size", 768) * values.get("mlp_ratio", 4))
+        if values.get("use_swiglu_ffn"):
+            fields["hidden_act"], fields["intermediate_size"] = "swiglu", two_thirds(fields["intermediate_size"])
         fields |= {
             "layer_scale": float(values.get("layerscale_value", 1.0)),
             "drop_path_rate": values.get("drop_path_rate", 0.0),
         }
         if values["model_type"] == "dinov2_with_registers":
             fields["num_register_tokens"] = values.get("num_register_tokens", 4)
-    if isinstance(values.get("id2label"), Mapping):
-        fields["num_classes"] = len(values["id2label"])
+    return fields | _classes_and_ours(values)
+
+
+def _classes_and_ours(values: Mapping[str, Any]) -> Fields:
+    """Return the number of classes that config.json names, and the fields that only vitkit writes into it."""
+    fields = {"num_classes": len(values["id2label"])} if isinstance(values.get("id2label"), Mapping) else {}
     own = values.get("vitkit")
     if isinstance(own, Mapping):
-        fields |= {name: own[name] for name in OURS if name in own}
+        fields |= {name: own[name] for name in (*OURS, *families.KEPT) if name in own}
     return fields
 
 
@@ -205,6 +219,40 @@ def _read_timm(values: Mapping[str, Any], notes: list[str]) -> tuple[Fields, Fie
     return fields, spec
 
 
+def _read_open_clip(values: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Read open_clip's open_clip_config.json: the image half."""
+    model, prepared = values["model_cfg"], values.get("preprocess_cfg") or {}
+    vision = model["vision_cfg"]
+    if "timm_model_name" in vision:
+        raise CannotExpress(
+            f"The image half of this file is timm's {vision['timm_model_name']!r}; load timm's own file of it."
+        )
+    known = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "ls_init_value", "patch_dropout"}
+    plain = {"pool_type": "tok", "pos_embed_type": "learnable", "output_tokens": vision.get("output_tokens")}
+    if odd := [name for name in vision if name not in known and vision[name] and vision[name] != plain.get(name)]:
+        raise CannotExpress(
+            f"open_clip_config.json has {odd[0]}={vision[odd[0]]!r} for images, which vitkit does not support."
+        )
+    width = vision.get("width", 768)
+    fields = {
+        "hidden_size": width,
+        "num_hidden_layers": vision.get("layers", 12),
+        "num_attention_heads": width // vision.get("head_width", 64),
+        "intermediate_size": int(width * vision.get("mlp_ratio", 4.0)),
+        "patch_size": vision.get("patch_size", 16),
+        "image_size": vision.get("image_size", 224),
+        "hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu",
+        "layer_norm_eps": 1e-5,
+        "layer_scale": vision.get("ls_init_value"),
+    }
+    side = fields["image_size"]
+    fields["image_size"] = side if isinstance(side, int) else tuple(side)
+    spec: Fields = {name: tuple(prepared[name]) for name in ("mean", "std") if name in prepared}
+    spec["interpolation"] = prepared.get("interpolation", "bicubic")
+    spec |= {"resize": "squash" if prepared.get("resize_mode") == "squash" else "crop", "crop": 1.0}
+    return fields, spec
+
+
 def read_preprocessor(values: Mapping[str, Any]) -> Fields:
     """Return the fields of InputSpec that a preprocessor_config.json states."""
 
@@ -254,37 +302,43 @@ def write_config(config: Config, spec: InputSpec, dialect: str) -> Fields:
     if isinstance(config, ResNetConfig):
         mine = {"standardisation": config.standardisation, "image_size": _plain_size(config.image_size)}
         return write_bit_config(config) | _names(config, spec) | {"vitkit": mine | _of_spec(spec)}
+    ours = {name: getattr(config, name) for name in OURS} | _of_spec(spec)
+    labels = {} if "head" in config.without_bias else _names(config, spec)  # CLIP's projection has no classes
+    if dialect in families.WRITTEN:
+        ours |= {name: getattr(config, name) for name in families.KEPT}
+        return {**families.write(config, dialect), **labels, "vitkit": ours}
     values: Fields = {name: getattr(config, name) for name in SAME if name != "pruned_heads"}
     values["hidden_act"] = {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.hidden_act, config.hidden_act)
-    ours = {name: getattr(config, name) for name in OURS} | _of_spec(spec)
     if config.pruned_heads:
         values["pruned_heads"] = {str(layer): list(heads) for layer, heads in config.pruned_heads}
     if not config.chunk_size_feed_forward:
         del values["chunk_size_feed_forward"]
     if dialect == "dinov2-hf":
-        registers = config.num_register_tokens
+        registers, gated = config.num_register_tokens, config.hidden_act == "swiglu"
         del values["intermediate_size"]
+        kind = "Dinov2WithRegisters" if registers else "Dinov2"
         values |= {
-            "architectures": ["Dinov2WithRegistersModel" if registers else "Dinov2Model"],
+            "architectures": [kind + ("ForImageClassification" if config.num_classes else "Model")],
             "model_type": "dinov2_with_registers" if registers else "dinov2",
-            "mlp_ratio": config.intermediate_size // config.hidden_size,
+            "hidden_act": "gelu" if gated else values["hidden_act"],
+            "mlp_ratio": mlp_ratio(config),
             "layerscale_value": config.layer_scale,
             "drop_path_rate": config.drop_path_rate,
-            "use_swiglu_ffn": False,
+            "use_swiglu_ffn": gated,
         }
         if registers:
             values["num_register_tokens"] = registers
     else:
-        kind = "ViTForImageClassification" if config.num_classes else "ViTModel"
+        kind = "IJepa" if not config.class_token else "DeiT" if config.num_register_tokens else "ViT"
+        end = "ForImageClassification" if config.num_classes else "Model"
         values |= {
-            "architectures": [kind],
-            "model_type": "vit",
+            "architectures": [kind + end + ("WithTeacher" if config.pool == "distilled" else "")],
+            "model_type": kind.lower(),
             "encoder_stride": config.patch_size,
             "pooler_act": "tanh",
             "pooler_output_size": config.hidden_size,
         }
-        values |= _names(config, spec)
-    return {**values, "vitkit": ours}
+    return {**values, **labels, "vitkit": ours}
 
 
 def _of_spec(spec: InputSpec) -> Fields:

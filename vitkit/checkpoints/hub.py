@@ -14,6 +14,7 @@ from vitkit.checkpoints.containers import read_index
 from vitkit.errors import HubError, MissingDependency
 
 SMALL = ("config.json", "preprocessor_config.json")
+OPEN_CLIP = "open_clip_config.json"  # what open_clip writes instead of config.json
 README = "README.md"  # its front matter states the licence
 
 
@@ -65,7 +66,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
             )
         if weights is None:
             raise HubError(_by_hand(name, revision, "is not in the cache, and the hub cannot be reached"))
-        for file in (*SMALL, README):
+        for file in (*SMALL, OPEN_CLIP, README):
             get(file)
         if weights.name.endswith(".index.json"):
             for shard in read_index(weights)[1]:

@@ -1,18 +1,26 @@
-"""huggingface: `ViTModel` and `ViTForImageClassification` of transformers, with the names of files on the hub (v4).
+"""huggingface: transformers' ViT, with the names of files on the hub (v4); DeiT, I-JEPA, MAE and MSN are spelled alike.
 
-Base-model files have no `vit.` prefix, and transformers 5 uses other names in memory; both are read.
+Base-model files have no `vit.` prefix, and transformers 5 uses other names in memory; both are read. DeiT's
+distillation token is a register; with a teacher it has a head of its own. I-JEPA has no class token.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
 
-from vitkit.checkpoints.rules import Dialect, Tensors, both, same, three
+import torch
+from torch import Tensor
+
+from vitkit.checkpoints.rules import REFUSED, Dialect, Tensors, both, same, three
 from vitkit.model.config import ViTConfig
 
 RULES = (
     *both("patch_embedding.projection", "vit.embeddings.patch_embeddings.projection"),
     *same("class_token", "vit.embeddings.cls_token"),
+    *same("register_tokens", "vit.embeddings.distillation_token"),
     *same("positions.table", "vit.embeddings.position_embeddings"),
     *both("blocks.{i}.norm1", "vit.encoder.layer.{i}.layernorm_before"),
     *three(
@@ -26,9 +34,12 @@ RULES = (
     *both("norm", "vit.layernorm"),
     *both("pre_logits", "vit.pooler.dense"),
     *both("head", "classifier"),
+    *both("head.cls", "cls_classifier"),
+    *both("head.distilled", "distillation_classifier"),
 )
 
 RESPELL = (
+    (r"^(deit|ijepa|vit_mae|vit_msn)\.", "vit."),
     (r"^(?=(embeddings|encoder|layers|layernorm|pooler)\.)", "vit."),  # base-model files
     (r"^vit\.layers\.", "vit.encoder.layer."),  # transformers 5, in memory
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
@@ -40,11 +51,27 @@ RESPELL = (
 )
 
 
+def _hints(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {"pool": "distilled"} if "cls_classifier.weight" in tensors else {}
+
+
 def _finish(tensors: Tensors, config: ViTConfig) -> Tensors:
-    """Drop the prefix for a model without a head: it becomes a base-model file."""
-    if config.num_classes:
-        return tensors
-    return {re.sub(r"^vit\.", "", name): tensor for name, tensor in tensors.items()}
+    """Use the class's own prefix, none for a model without a head: it becomes a base-model file.
+
+    The position of DeiT's distillation token is part of the token itself.
+    """
+    prefix = "ijepa." if not config.class_token else "deit." if config.num_register_tokens else "vit."
+    if config.num_register_tokens:
+        table = tensors["vit.embeddings.position_embeddings"]
+        none = torch.zeros_like(table[:, :1])
+        tensors["vit.embeddings.position_embeddings"] = torch.cat([table[:, :1], none, table[:, 1:]], dim=1)
+    return {re.sub(r"^vit\.", prefix if config.num_classes else "", name): t for name, t in tensors.items()}
+
+
+def _keyless(names: AbstractSet[str]) -> bool:
+    """Whether queries have a bias and keys have none: BEiT."""
+    start = "vit.encoder.layer.0.attention.attention."
+    return f"{start}query.bias" in names and f"{start}key.bias" not in names
 
 
 HUGGINGFACE = Dialect(
@@ -52,8 +79,11 @@ HUGGINGFACE = Dialect(
     numerics="huggingface",
     suffixes=("",),
     signature=("vit.embeddings.patch_embeddings.projection.weight", "vit.encoder.layer.0.layernorm_before.weight"),
+    unless=_keyless,
     rules=RULES,
     respell=RESPELL,
     finish=_finish,
+    hints=_hints,
+    refused={pattern: what for pattern, what in REFUSED.items() if "DeiT" not in what},
     unused={r"^vit\.embeddings\.mask_token$": "a mask token", r"^decoder\.": "a decoder of masked pre-training"},
 )

@@ -38,9 +38,18 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         ConfigError: something cannot be inferred and must be given.
     """
     stated = dict(stated)
-    _refuse_other_architectures(state, dialect, stated, stated.pop("untold", ""))
+    untold = stated.pop("untold", "")
+    if missing := [name for name in dialect.needs if name not in stated and name not in given]:
+        options = {"num_attention_heads": " (--heads)", "hidden_act": " (--activation)"}
+        raise ConfigError(
+            f"The tensors of a {dialect.name} file do not tell {' and '.join(missing)}. Put its config.json next to "
+            f"it, or give {' and '.join(f'{name}={options.get(name, str())}' for name in missing)}."
+        )
+    if not dialect.later:
+        _refuse_other_architectures(state, dialect, stated, untold)
     kernel = _needed(state, "patch_embedding.projection.weight", 4, dialect)
-    rows = _needed(state, "positions.table", 3, dialect).shape[1] if stated.get("positions", "1d") == "1d" else None
+    if stated.get("positions", "1d") == "1d":
+        _needed(state, "positions.table", 3, dialect)
     D, C, P, other = kernel.shape
     if other != P:
         raise CannotExpress(
@@ -58,13 +67,14 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         "patch_size": P,
         "num_hidden_layers": L,
         "intermediate_size": _needed(state, "blocks.0.mlp.fc1.weight", 2, dialect).shape[0]
-        // (2 if stated.get("hidden_act") == "swiglu" else 1),
+        // (2 if stated.get("hidden_act") == "swiglu" or (dialect.later and _gated(state)) else 1),
         "qkv_bias": "blocks.0.msa.qkv.bias" in state or "blocks.0.msa.qkv.bias_q" in state,
         "class_token": "class_token" in state,
         "num_register_tokens": state["register_tokens"].shape[1] if "register_tokens" in state else 0,
         "pre_logits": "pre_logits.weight" in state,
         "layer_scale": 1.0 if "blocks.0.residual1.gamma" in state else None,
         "num_classes": 0 if head is None else head.shape[0],
+        **(_parts(state) if dialect.later else {"positions": "1d"}),
     }
     if not fields["class_token"]:
         fields["pool"] = "mean"
@@ -82,9 +92,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if "num_attention_heads" not in fields:
         fields["num_attention_heads"] = given.get("num_attention_heads") or _heads(fields, notes)
     if "image_size" not in stated or _whole_patches(fields, given):
-        if rows is None:
-            raise ConfigError("The positions of this file do not tell its image size; give image_size= (--image-size).")
-        fields["image_size"] = _image_size(rows, fields, given.get("image_size"), notes)
+        fields["image_size"] = _image_size(_rows(state, fields, dialect), fields, given.get("image_size"), notes)
     try:
         return ViTConfig(**fields)
     except TypeError as error:
@@ -136,6 +144,56 @@ def _refuse_other_architectures(state: Mapping[str, Tensor], dialect: Dialect, s
     last = {"norm.weight", "norm.bias"} & set(state) or "final" not in stated.get("norms", ("final",))
     if "blocks.0.norm1.weight" in state and not last:
         refuse("no LayerNorm after the last block (Eq. 4)", "norm.weight")
+
+
+def _parts(state: Mapping[str, Tensor]) -> Fields:
+    """Return the fields that name parts, as far as the names and shapes of tensors tell them."""
+    places = {
+        "final": "norm",
+        "patches": "patch_embedding.norm",
+        "first": "first_norm",
+        "queries": "blocks.0.msa.norm_q",
+        "heads": "blocks.0.msa.norm",
+        "hidden": "blocks.0.mlp.norm",
+    }
+    layers = {
+        "patches": "patch_embedding.projection",
+        "out": "blocks.0.msa.out",
+        "mlp": "blocks.0.mlp.fc2",
+        "head": "head" if "head.weight" in state else "head.cls",
+    }
+    without = [
+        name for name, layer in layers.items() if f"{layer}.weight" in state and f"{layer}.bias" not in state
+    ] + ["keys"] * ("blocks.0.msa.qkv.bias_q" in state)
+    fields: Fields = {
+        "norms": tuple(place for place, name in places.items() if f"{name}.weight" in state),
+        "without_bias": tuple(without),
+        "positions": "1d" if "positions.table" in state else "none",
+    }
+    if "blocks.0.norm1.weight" in state and "blocks.0.norm1.bias" not in state:
+        fields["norm"] = "rms"
+    if "blocks.0.msa.relative.table" in state:
+        fields["relative"] = "bias"
+    if _gated(state):
+        fields["hidden_act"] = "swiglu"
+    return fields
+
+
+def _gated(state: Mapping[str, Tensor]) -> bool:
+    """Whether the MLP's first layer is twice as wide as its second takes (SwiGLU)."""
+    fc1, fc2 = (state.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
+    return fc1 is not None and fc2 is not None and fc1.dim() == fc2.dim() == 2 and fc1.shape[0] == 2 * fc2.shape[1]
+
+
+def _rows(state: Mapping[str, Tensor], fields: Fields, dialect: Dialect) -> int:
+    """Return the rows of E_pos, or the number of tokens that relative positions or the usual image would need."""
+    if fields["positions"] == "1d":
+        return _needed(state, "positions.table", 3, dialect).shape[1]
+    if fields.get("relative") == "bias":
+        return (math.isqrt(state["blocks.0.msa.relative.table"].shape[0]) + 1) ** 2 // 4 + 1
+    if dialect.later:  # rotary positions take any size
+        return (224 // int(fields["patch_size"])) ** 2 + int(fields["class_token"])
+    raise ConfigError("The positions of this file do not tell its image size; give image_size= (--image-size).")
 
 
 def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:

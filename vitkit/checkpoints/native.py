@@ -29,6 +29,6 @@ NATIVE = Dialect(
     name="native",
     numerics="paper",
     suffixes=(".safetensors",),
-    signature=("patch_embedding.projection.weight", "positions.table", "blocks.0.msa.qkv.weight"),
+    signature=("patch_embedding.projection.weight", "blocks.0.msa.qkv.weight"),
     rules=RULES,
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+OPENAI = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 NONE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 SQUASH = {"resize": "squash", "crop": 1.0, "interpolation": "bilinear"}
 
@@ -46,6 +47,12 @@ KNOWN: tuple[Known, ...] = (
         IMAGENET | _crop(224 / 256),
         "facebook/dinov2-base, preprocessor_config.json; github.com/facebookresearch/dinov2, data/transforms.py",
     ),
+    Known(
+        r"facebook/dinov3-\w+-pretrain-sat493m|dinov3_vit\w+_pretrain_sat493m",
+        {"mean": (0.430, 0.411, 0.296), "std": (0.213, 0.156, 0.143)} | SQUASH,
+        "github.com/facebookresearch/dinov3, README.md",
+    ),
+    Known(r"facebook/deit-", IMAGENET | _crop(224 / 256), "facebook/deit-base-patch16-224, preprocessor_config.json"),
     Known(r"(timm/)?vit_\w+_patch\d+_224\.(dino|mae)\b", IMAGENET | _crop(0.9), _TIMM),
     Known(
         r"dino_(deit|vit)\w*_pretrain", IMAGENET | _crop(224 / 256), "github.com/facebookresearch/dino, eval_linear.py"
@@ -95,6 +102,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect
     "dinov2": IMAGENET | _crop(224 / 256),
     "dinov2-hf": IMAGENET | _crop(224 / 256),
     "course": NONE | SQUASH,
+    "clip": OPENAI | _crop(1.0),
+    "clip-hf": OPENAI | _crop(1.0),
+    "siglip-hf": HALF | SQUASH | {"interpolation": "bicubic"},
+    "dinov3": IMAGENET | SQUASH,
+    "dinov3-hf": IMAGENET | SQUASH,
+    "beit-hf": HALF | SQUASH,
+    "aimv2-hf": OPENAI | _crop(1.0),
 }
 
 RESNET_DEFAULTS: dict[str, dict[str, Any]] = {  # by dialect, for ResNets (Big Transfer)

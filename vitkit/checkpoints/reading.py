@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import architectures, containers, external_configs, preprocessing_presets, sidecar
-from vitkit.checkpoints.dialects import DIALECTS, every_dialect, identify, skeleton
+from vitkit.checkpoints.dialects import DIALECTS, every_dialect, fill, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.licence import licence_of
 from vitkit.checkpoints.native import PRETRAINING
@@ -152,11 +152,7 @@ def build(
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     check(checkpoint.state, expected, checkpoint.dialect)
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in checkpoint.state.items()}
-    model.load_state_dict(state, assign=True)
-    like = next(model.parameters())
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):  # those that files do not hold are zero
-            setattr(module, name, torch.zeros_like(buffer, device=like.device, dtype=like.dtype))
+    fill(model, state)
     model.input_spec, model.licence, model.known = checkpoint.input_spec, checkpoint.licence, checkpoint.known
     return model.eval()
 
@@ -256,7 +252,7 @@ def _translated(
         tensors = tensors | containers.read(files.weights, pieces)[0]
     state, hints, unused = row.read({new: tensors[old] for old, new in names.items()})
     if unused:
-        notes.append(f"{len(unused)} tensors in the file are not part of the model and are ignored: {few(unused)}.")
+        notes.append(f"Left out of the model: {row.left_out(unused)}.")
     return state, hints, unused
 
 
@@ -340,6 +336,7 @@ def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoin
     else:
         if changes.get("num_classes", own.num_classes) != own.num_classes:
             changes.setdefault("pre_logits", False)  # fine-tuning replaces the whole head (section 3.1)
+            changes["without_bias"] = tuple(name for name in own.without_bias if name != "head")
         if changes.get("pre_logits") and not own.pre_logits:
             raise ConfigError("pre_logits=True asks for a layer that this file does not have.")
         if changes.get("pool") == "cls":

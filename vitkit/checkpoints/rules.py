@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vitkit.model.checks import brief
 from vitkit.model.config import ViTConfig
 
 Tensors = dict[str, Tensor]
+ASIDE = "unused/"  # `prepare` puts this in front of tensors that this file has but its model does not use
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ OUT_KERNEL = Form(
     lambda kernel: kernel.flatten(0, 1).T,  # [h, d, D] -> [D, h d]
     lambda weight, c: (weight.T.unflatten(0, (-1, c.head_size)),),
 )
+TWO = Form(lambda *two: torch.cat(two), lambda t, c: t.chunk(2))  # gate and value, or k and v
+TOKEN = Form(lambda t: t.reshape(1, 1, -1), lambda t, c: (t.flatten(),))  # [D] -> [1, 1, D]
+TABLE = Form(lambda t: t[None] if t.dim() == 2 else t, lambda t, c: (t[0],))  # [N, D] -> [1, N, D]
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,52 @@ def three(ours: str, *theirs: str) -> tuple[Rule, ...]:
     )
 
 
+def weights(ours: str, *theirs: str) -> tuple[Rule, ...]:
+    """Return the rule of U_qkv's weight in files that keep q, k and v separately; biases have rules of their own."""
+    return (Rule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), THREE),)
+
+
+def two(ours: str, *theirs: str) -> tuple[Rule, ...]:
+    """Return the rules of the weight and bias of a layer that files keep in two halves."""
+    return tuple(Rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), TWO) for kind in ("weight", "bias"))
+
+
+def packed(tensors: Mapping[str, Tensor], gate: str, value: str, both: str) -> Tensors:
+    """Put gates and values of a gated MLP into one tensor each, as the model has them.
+
+    Args:
+        tensors: by name.
+        gate: part of the gates' names, such as `.gate_proj.`.
+        value: part of the values' names.
+        both: part of the new names.
+    """
+    result, gated = Tensors(), any(gate in name for name in tensors)
+    for name, tensor in tensors.items():
+        if gated and (gate in name or value in name):
+            names = [name.replace(value, gate), name.replace(gate, value)]
+            if missing := [part for part in names if part not in tensors]:
+                raise TensorMismatch(f"The file has {name!r} but lacks {few(missing)}; it is incomplete.")
+            if value in name:
+                result[name.replace(value, both)] = torch.cat([tensors[names[0]], tensor])
+        else:
+            result[name.replace(value, both)] = tensor
+    return result
+
+
+def unpacked(tensors: Mapping[str, Tensor], gate: str, value: str, both: str, *, gated: bool) -> Tensors:
+    """Undo `packed`; without a gate, the one tensor gets the values' name."""
+    result = Tensors()
+    for name, tensor in tensors.items():
+        if both in name and gated:
+            result[name.replace(both, gate)], result[name.replace(both, value)] = tensor.chunk(2)
+        else:
+            result[name.replace(both, value)] = tensor
+    return result
+
+
 # Tensors of other architectures, in any dialect: regular expression -> what they are.
 REFUSED: dict[str, str] = {
+    r"^to_patch_embedding\.": "vit-pytorch's LayerNorm on raw patches, before E of Eq. 1",
     r"dist_token|head_dist\b|distillation_token|distillation_classifier|cls_classifier": "a distillation token (DeiT)",
     r"attn_pool\.|MAPHead": "a MAP head (attention pooling)",
     r"mlp\.(w12|w3|weights_in|weights_out|fc1_g|fc1_x)\b": "a SwiGLU MLP",
@@ -124,6 +173,8 @@ class Dialect:
         finish: after writing, adds what depends on more than one tensor.
         hints: fields of ViTConfig that the file's names and shapes reveal and the translated tensors do not; and
             `untold`: what they reveal that only a name or a configuration can explain.
+        later: whether its files hold parts that the paper does not have; their names, or `hints`, tell which.
+        needs: fields of ViTConfig that neither tensors nor numerics tell: without a config.json they must be given.
         unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
         refused: tensors of other architectures, regular expression -> what they are.
     """
@@ -138,6 +189,8 @@ class Dialect:
     prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors
     finish: Callable[[Tensors, Any], Tensors] = lambda tensors, config: tensors
     hints: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda tensors: {}
+    later: bool = False
+    needs: tuple[str, ...] = ()
     unused: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=lambda: REFUSED)
 
@@ -219,14 +272,19 @@ class Dialect:
                         f"{few(names)} of shape {shapes} cannot be read as {_at(rule.ours, i)!r} in the "
                         f"{self.name} dialect."
                     ) from None
-        unused = [name for name in left if _found(self.unused, name)]
+        unused = [name for name in left if name.startswith(ASIDE) or _found(self.unused, name)]
         if extra := [name for name in left if name not in unused]:
             raise TensorMismatch(
                 f"Expected only tensors of the {self.name} dialect; the file holds {len(extra)} others: {few(extra)}. "
                 f"If they are part of this model, rename them (rename=, --rename); otherwise vitkit does not support "
                 f"its architecture."
             )
-        return found, hints, unused
+        return found, hints, [name.removeprefix(ASIDE) for name in unused]
+
+    def left_out(self, unused: Sequence[str]) -> str:
+        """Say what tensors that are not used are, for a note: `a text tower (12 tensors), a mask token (1 tensor)`."""
+        what = Counter(_found(self.unused, name) or "parts that this classifier does not use" for name in unused)
+        return ", ".join(f"{kind} ({count} tensor{'s' * (count > 1)})" for kind, count in what.items())
 
     def write(self, state: Mapping[str, Tensor], config: Config) -> Tensors:
         """Translate the model's tensors into a file's; each of them must have a rule."""

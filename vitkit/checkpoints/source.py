@@ -12,8 +12,11 @@ from typing import Any
 from vitkit.checkpoints import hub
 from vitkit.errors import UnreadableFile, nearest
 
-# The names that transformers and timm give to weights in a folder, best first.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# The names that transformers, timm and open_clip give to weights in a folder, best first.
+WEIGHTS = (
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+)
 RUN = ("best", "last", "ema")  # the checkpoints of a run folder; RUN@ema selects one of them
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 FOLDERS = ("runs", "checkpoints", "models", "weights", "data", "out", "output", "outputs")  # never owners on the hub
@@ -26,7 +29,7 @@ class Files:
     Args:
         label: what messages call it; preprocessing presets are looked up by it too.
         weights: the file of tensors, or the index of a sharded one.
-        config: the parsed config.json from the same folder, transformers' or timm's; None without one.
+        config: the parsed config.json from the same folder, transformers', timm's or open_clip's; None without one.
         preprocessor: the parsed preprocessor_config.json from the same folder; None without one.
     """
 
@@ -130,7 +133,8 @@ def _hub(source: str, revision: str | None) -> Files | None:
 def with_json(weights: Path, label: str) -> Files:
     """Return a checkpoint with the JSON files in its folder, which belong to it."""
     found: list[dict[str, Any] | None] = []
-    for path in (weights.parent / name for name in hub.SMALL):
+    own = {"config.json": hub.OPEN_CLIP} if weights.name.startswith("open_clip") else {}
+    for path in (weights.parent / own.get(name, name) for name in hub.SMALL):
         try:
             values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (ValueError, OSError, RecursionError) as error:

@@ -6,10 +6,12 @@ PEERS says which library reads which dialect. Libraries are imported when needed
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import external_configs
-from vitkit.checkpoints.dialects import skeleton
+from vitkit.checkpoints.dialects import fill, skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
+from vitkit.checkpoints.siglip import second
 from vitkit.errors import CannotExpress
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
@@ -69,7 +72,11 @@ def _timm(checkpoint: Checkpoint) -> Any:
     if c.pre_logits:
         raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
     helpers = importlib.import_module("timm.models.vision_transformer")
-    path, google = checkpoint.files.weights, checkpoint.dialect.name == "google"
+    path, google, clip = (
+        checkpoint.files.weights,
+        checkpoint.dialect.name == "google",
+        checkpoint.dialect.name == "clip",
+    )
     raw = {} if google else checkpoint.raw()
     reg = c.num_register_tokens
     model = timm.models.VisionTransformer(
@@ -87,13 +94,22 @@ def _timm(checkpoint: Checkpoint) -> Any:
         reg_tokens=reg,
         global_pool="token" if c.pool == "cls" else "avg",
         fc_norm=c.norm_after_pool,
-        act_layer="gelu_tanh" if google else None,
-        no_embed_class=(not google and _no_class_row(raw, c)) or (checkpoint.dialect.name == "dinov2" and reg > 0),
+        act_layer="gelu_tanh" if google else c.hidden_act if clip else None,
+        **(
+            {"pre_norm": True, "norm_layer": functools.partial(torch.nn.LayerNorm, eps=c.layer_norm_eps)}
+            if clip
+            else {}
+        ),
+        no_embed_class=(not google and not clip and _no_class_row(raw, c))
+        or (checkpoint.dialect.name == "dinov2" and reg > 0),
     )
     if google:
         model.load_pretrained(str(path))
     else:
-        model.load_state_dict(helpers.checkpoint_filter_fn(raw, model), strict=True)
+        state = helpers.checkpoint_filter_fn(raw, model)
+        if clip:  # timm reads no layer scale here, and projects with a bias of zeros
+            state = {re.sub(r"\.ls_(\d)\.", r".ls\1.", name): tensor for name, tensor in state.items()}
+        model.load_state_dict(state, strict=True)
     return model.eval()
 
 
@@ -131,23 +147,29 @@ def _transformers(checkpoint: Checkpoint) -> Any:
     beside = files.config or external_configs.write_config(c, checkpoint.input_spec, checkpoint.dialect.name)
     if isinstance(c, ResNetConfig):
         return _transformers_resnet(library, checkpoint, beside)
-    kinds = {
-        "vit": "ViTForImageClassification" if c.num_classes else "ViTModel",
-        "dinov2": "Dinov2Model",
-        "dinov2_with_registers": "Dinov2WithRegistersModel",
-    }
     config = library.AutoConfig.for_model(**{k: v for k, v in beside.items() if k != "vitkit"})
-    pooler = {"add_pooling_layer": c.pre_logits} if kinds[beside["model_type"]] == "ViTModel" else {}
+    kind = (beside.get("architectures") or ["ViTForImageClassification" if c.num_classes else "ViTModel"])[0]
+    pooler = {"add_pooling_layer": c.pre_logits} if kind in ("ViTModel", "DeiTModel", "IJepaModel") else {}
     model = (
-        getattr(library, kinds[beside["model_type"]])
+        getattr(library, kind)
         .from_pretrained(None, config=config, state_dict=checkpoint.raw(), dtype=torch.float32, **pooler)
         .eval()
     )
-    resize = {"interpolate_pos_encoding": True} if beside["model_type"] == "vit" else {}
+    if isinstance(beside.get("vision_config"), Mapping) and "ForImageClassification" not in kind:
+        model = model.vision_model if not c.num_classes else _Projected(model)
+    resized = kind.startswith(("ViT", "DeiT", "CLIP", "SiglipV"))
 
     def run(x: Tensor) -> Any:
-        out = model(x, **resize if tuple(x.shape[-2:]) != pair(config.image_size) else {})
-        return out.logits if c.num_classes else out.pooler_output if c.pre_logits else out.last_hidden_state[:, 0]
+        if second(c):  # SigLIP 2 takes patches
+            out = model(**patches(x, c.patch_size))
+        else:
+            other = resized and tuple(x.shape[-2:]) != pair(config.image_size)
+            out = model(x, **{"interpolate_pos_encoding": True} if other else {})
+        for name in ("logits", "image_embeds", "pooler_output"):
+            if getattr(out, name, None) is not None:
+                return getattr(out, name)
+        tokens = out.last_hidden_state
+        return tokens[:, c.num_prefix_tokens :].mean(1) if c.pool == "mean" else tokens[:, 0]
 
     return run
 
@@ -162,6 +184,29 @@ def _transformers_resnet(library: Any, checkpoint: Checkpoint, beside: Mapping[s
         return out.logits if checkpoint.config.num_classes else out.pooler_output.flatten(1)
 
     return run
+
+
+class _Projected(torch.nn.Module):
+    """The image half of a whole CLIP, with its projection."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.vision, self.projection = whole.vision_model, whole.visual_projection
+
+    def forward(self, x: Tensor, **how: Any) -> Any:
+        """Return what the vision model returns, with the projected features as its pooled ones."""
+        out = self.vision(x, **how)
+        out.pooler_output = self.projection(out.pooler_output)
+        return out
+
+
+def patches(x: Tensor, P: int) -> dict[str, Tensor]:
+    """Return pixels [B, C, H, W] as the arguments of transformers' SigLIP 2: patches [B, N, P P C] and their grid."""
+    B, C, H, W = x.shape
+    grid = H // P, W // P
+    cut = x.reshape(B, C, grid[0], P, grid[1], P).permute(0, 2, 4, 3, 5, 1).reshape(B, -1, P * P * C)
+    whole = torch.ones(cut.shape[:2], dtype=torch.long)
+    return {"pixel_values": cut, "pixel_attention_mask": whole, "spatial_shapes": torch.tensor([grid] * B)}
 
 
 def _torchvision(checkpoint: Checkpoint) -> Any:
@@ -190,10 +235,16 @@ PEERS: dict[str, tuple[str, Callable[[Checkpoint], Peer]]] = {  # dialect -> the
     "google": ("timm", _timm),
     "dinov2": ("timm", _timm),
     "dinov2-hf": ("transformers", _transformers),
+    "clip": ("timm", _timm),
+    "clip-hf": ("transformers", _transformers),
+    "siglip-hf": ("transformers", _transformers),
+    "dinov3-hf": ("transformers", _transformers),
+    "beit-hf": ("transformers", _transformers),
+    "aimv2-hf": ("transformers", _transformers),
 }
 CANDIDATES: dict[str, tuple[Any, ...]] = {  # properties that may explain a difference
     "layer_norm_eps": (1e-6, 1e-12, 1e-5),
-    "hidden_act": ("gelu", "gelu_tanh"),
+    "hidden_act": ("gelu", "gelu_tanh", "quick_gelu"),
     "position_resize": tuple(RULES),
     "standardisation": ("bit", "google", "timm"),
 }
@@ -269,13 +320,14 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: Backbone, x: 
     """Find the fewest properties that, changed in our model, make it equal to theirs; empty if there are none."""
     config, state = model.config, model.state_dict()
     for changes in _changes(config):
-        tables = {}
+        table: dict[str, Tensor] = {}
         if "position_resize" in changes:  # matters only if positions were resized on loading
-            tables = {"positions.table": open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]}
-            if torch.equal(tables["positions.table"], state["positions.table"]):
+            if "positions.table" not in state:
                 continue
-        other = skeleton(dataclasses.replace(config, **changes)).eval()
-        other.load_state_dict({**state, **tables}, assign=True)
+            table = {"positions.table": open_checkpoint(source, **{**overrides, **changes}).state["positions.table"]}
+            if torch.equal(table["positions.table"], state["positions.table"]):
+                continue
+        other = fill(skeleton(dataclasses.replace(config, **changes)).eval(), {**state, **table})
         if difference(other(x), outputs) <= BAR:
             return "explained by " + " and ".join(
                 f"{name}: the library uses {value}, vitkit {getattr(config, name)}" for name, value in changes.items()

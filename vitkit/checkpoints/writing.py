@@ -29,7 +29,7 @@ def save(
 
     Args:
         model: a ViT or a ResNet.
-        path: a file with one of the dialect's suffixes, or (huggingface, dinov2-hf) a folder.
+        path: a file with one of the dialect's suffixes, or (huggingface, and those ending in -hf) a folder.
         dialect: a row of DIALECTS (default: native).
         extra: free-form strings to keep in a native file.
         pretraining: tensors that pre-training has beside the model, such as a mask token, to keep in a native file;

@@ -15,13 +15,15 @@ def convert(
     source: Annotated[
         str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
     ],
-    destination: Annotated[Path, typer.Argument(help="A file, or a folder for huggingface and dinov2-hf.")],
+    destination: Annotated[
+        Path, typer.Argument(help="A file, or a folder for huggingface and the dialects ending in -hf.")
+    ],
     to: Annotated[
         str,
         typer.Option(
             "--to",
-            help="Dialect to write: native, huggingface, timm, torchvision, google, dinov2, dinov2-hf or course "
-            "(default: native).",
+            help="Dialect to write: native, huggingface, timm, torchvision, google, dinov2, dinov2-hf, course, clip, "
+            "clip-hf, siglip-hf, dinov3, dinov3-hf, beit-hf or aimv2-hf (default: native).",
             show_default=False,
         ),
     ] = "native",

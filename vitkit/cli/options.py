@@ -43,6 +43,14 @@ LOADING: dict[str, Any] = {
         int | None,
         of_loading("--heads", min=1, help="Number of attention heads (default: what the checkpoint states)."),
     ],
+    "hidden_act": Annotated[
+        str | None,
+        of_loading(
+            "--activation",
+            help="Activation of the MLP: gelu, gelu_tanh, quick_gelu, relu, selu, silu or swiglu (default: what the "
+            "checkpoint states).",
+        ),
+    ],
     "mean": Annotated[
         str | None,
         of_loading(
@@ -99,8 +107,8 @@ Features = Annotated[
     str | None,
     typer.Option(
         "--features",
-        help="Feature vector: cls (the class token after the final norm), mean (of the patch tokens), pre-logits, or "
-        "layers:-2,-1 (default: the model's own pooling).",
+        help="Feature vector: cls (the class token after the final norm), mean (of the patch tokens), pre-logits, "
+        "projected (by CLIP), patches (all of them), or layers:-2,-1 (default: the model's own pooling).",
     ),
 ]
 Cache = Annotated[

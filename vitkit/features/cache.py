@@ -71,6 +71,10 @@ def backbone_hash(model: Backbone) -> str:
     return h.hexdigest()
 
 
+def _hash(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor).data).hexdigest()
+
+
 def _bytes(tensor: Tensor) -> Array:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
@@ -91,6 +95,7 @@ def space_of(model: Backbone, choice: Choice, precision: str = "fp32") -> dict[s
         "decoder": PIL.__version__,
         "features": choice.name,
         "precision": precision,
+        **({"projection": _hash(model.head.weight)} if choice.name == "projected" else {}),  # type: ignore[arg-type]
     }
 
 

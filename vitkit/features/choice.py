@@ -4,7 +4,9 @@ cls            the class token after the final LayerNorm: y of Eq. 4
 mean           the mean of the patch tokens after the final LayerNorm (before it where the model itself does so); in
                a ResNet, the mean of the last feature map, its only feature
 pre-logits     what the paper's pre-training hidden layer gives, tanh(dense(y))
-cls+mean, map, distilled   what a model with such a pool feeds to its head
+cls+mean, map, distilled, aimv2   what a model with such a pool feeds to its head
+projected      what CLIP's projection, a head without a bias, makes of that: the space that images share with texts
+patches        all patch tokens after the final LayerNorm, row by row of the image: N x D numbers (see `ViT.maps`)
 layers:-2,-1   the class tokens after these blocks (counted from 0, or from the end), each through the final
                LayerNorm, one after the other; the mean of the patches in a model without a class token
 """
@@ -45,6 +47,14 @@ def _own(model: ViT, x: Tensor) -> Tensor:
     return model.features(x)
 
 
+def _projected(model: ViT, x: Tensor) -> Tensor:
+    return model(x)
+
+
+def _patches(model: ViT, x: Tensor) -> Tensor:
+    return model.tokens(x)[:, model.config.num_prefix_tokens :].flatten(1)
+
+
 CHOICES: dict[str, Callable[[ViT, Tensor], Tensor]] = {
     "cls": _cls,
     "mean": _mean,
@@ -52,6 +62,9 @@ CHOICES: dict[str, Callable[[ViT, Tensor], Tensor]] = {
     "cls+mean": _own,
     "map": _own,
     "distilled": _own,
+    "aimv2": _own,
+    "projected": _projected,
+    "patches": _patches,
 }
 
 
@@ -121,4 +134,10 @@ def choose(text: str | None, config: Config) -> Choice:
         )
     if CHOICES[text] is _own and text != config.pool:
         raise ConfigError(f"The feature {text!r} needs a model with pool={text!r}; this one has pool={config.pool!r}.")
-    return Choice(text, (), config.hidden_size * POOLS[text].tokens if text in POOLS else config.hidden_size)
+    if text == "projected" and (not config.num_classes or "head" not in config.without_bias):
+        raise ConfigError(
+            "The feature 'projected' needs a projection, as CLIP's image model has it with its text model; this "
+            "checkpoint has none."
+        )
+    width = {"projected": config.num_classes, "patches": config.num_patches * config.hidden_size}.get(text)
+    return Choice(text, (), width or config.hidden_size * (POOLS[text].tokens if text in POOLS else 1))

@@ -105,6 +105,9 @@ def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choi
     else:
         new.config = dataclasses.replace(new.config, num_classes=len(class_names))
         new.head = nn.Linear(new.config.width, len(class_names)).to(weight)
+    if choice.name == "projected":  # two linear layers, one after the other, are one
+        projection = model.head.weight.detach().double().cpu().numpy()  # type: ignore[operator]
+        head = Head(head.W @ projection, head.b)
     new.head.load_state_dict({name: torch.from_numpy(value) for name, value in _tensors(head, pool)})
     new.known = None
     return new.eval()
@@ -121,8 +124,8 @@ def _tensors(head: Head, pool: str) -> Iterator[tuple[str, Array]]:
 
 def check_attachable(choice: Choice) -> None:
     """Raise ConfigError if a Vision Transformer cannot feed this feature to its head."""
-    if choice.layers:
+    if choice.layers or choice.name == "patches":
         raise ConfigError(
             f"Expected a feature that a Vision Transformer can feed to its head: cls, mean or pre-logits; got "
-            f"{choice.name}. Use one of those, or export the layers with vitkit embed."
+            f"{choice.name}. Use one of those, or export the {choice.name.partition(':')[0]} with vitkit embed."
         )

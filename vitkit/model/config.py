@@ -32,14 +32,14 @@ Positions = Literal["1d", "none", "2d", "sincos"]
 PositionsIn = Literal["first", "every", "shared"]
 Relative = Literal["none", "offsets", "bias", "eva02", "dinov3", "axial", "perception", "perception-g", "mixed"]
 ROTATIONS = ("eva02", "dinov3", "axial", "perception", "perception-g", "mixed")
-Pool = Literal["cls", "mean", "cls+mean", "map", "distilled"]
+Pool = Literal["cls", "mean", "cls+mean", "map", "distilled", "aimv2"]
 GELUS = ("gelu", "gelu_tanh")  # what fused kernels, and the files of most libraries, can hold
 ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "swish": "silu",
 }  # Hugging Face's words
-PositionRule = Literal["google", "timm-npz", "timm", "huggingface", "torchvision", "dinov2"]
+PositionRule = Literal["google", "timm-npz", "timm", "huggingface", "torchvision", "dinov2", "siglip2"]
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Channels = Literal["rgb", "gray", "raw"]
@@ -124,8 +124,9 @@ class ViTConfig:
         chunk_size_feed_forward: number of tokens the MLP processes at once; 0 means all.
         pruned_heads: the removed heads, {layer: heads}; stored as a sorted tuple of (layer, heads).
         pool: what y of Eq. 4 is, a row of `parts.pools.POOLS`: the class token (`cls`), the mean of the patch tokens
-            (`mean`), both side by side (`cls+mean`), attention pooling (`map`, SigLIP), or class and distillation
-            token, each with its own head (`distilled`, DeiT; the first register is the distillation token).
+            (`mean`), both side by side (`cls+mean`), attention pooling (`map`, SigLIP; `aimv2`, a plainer kind), or
+            class and distillation token, each with its own head (`distilled`, DeiT; the first register is the
+            distillation token).
         norm_after_pool: with `mean`, whether the LayerNorm comes after the mean (timm's fc_norm) or before it.
         class_token: whether there is a class token; without one, pool must be `mean`.
         pre_logits: whether the head has the paper's pre-training hidden layer (dense, tanh).
@@ -242,7 +243,7 @@ class ViTConfig:
         self._check_parts()
 
     def _check_pool(self) -> None:
-        if not self.class_token and self.pool not in ("mean", "map"):
+        if not self.class_token and self.pool not in ("mean", "map", "aimv2"):
             raise ConfigError(f"pool={self.pool!r} needs a class token; use pool='mean' with class_token=False.")
         if self.pool == "distilled" and not self.num_register_tokens:
             raise ConfigError("pool='distilled' needs a distillation token; set num_register_tokens=1.")
@@ -504,6 +505,11 @@ NUMERICS: dict[str, dict[str, Any]] = {
     "huggingface": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "position_resize": "huggingface"},
     "torchvision": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "torchvision"},
     "dinov2": {"layer_norm_eps": 1e-6, "hidden_act": "gelu", "position_resize": "dinov2"},
+    "clip": {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu", "position_resize": "huggingface"},
+    "siglip": {"layer_norm_eps": 1e-6, "hidden_act": "gelu_tanh", "position_resize": "huggingface"},
+    "dinov3": {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "position_resize": "huggingface"},
+    "aimv2": {"layer_norm_eps": 1e-5, "hidden_act": "swiglu", "position_resize": "huggingface"},
+    "beit": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "position_resize": "huggingface"},
     "course": {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "position_resize": "google"},
 }
 

@@ -58,6 +58,8 @@ def parameters(c: ViTConfig | ResNetConfig) -> int:
     if c.pool == "map":
         pool_M = c.pool_intermediate_size or M
         head += D + 4 * D * D + 4 * D + _norm(c, D) + _mlp(c, pool_M) + _norm(c, pool_M, "hidden")
+    elif c.pool == "aimv2":
+        head += D + 3 * D * D + D + 2 * D * c.qkv_bias
     heads = 2 if c.pool == "distilled" else 1
     head += K * ((2 if c.pool in ("distilled", "cls+mean") else 1) * D + (0 if "head" in c.without_bias else heads))
     return embedding + attention + rest * L + head
@@ -82,6 +84,8 @@ def flops(c: ViTConfig | ResNetConfig) -> int:
     if c.pool == "map":
         read = T if c.pool_prefix else N
         pool = 2 * D * D + 2 * read * D * D + 2 * read * D + products * D * (c.pool_intermediate_size or M)
+    elif c.pool == "aimv2":
+        pool = D * D + 2 * N * D * D + 2 * N * D
     tokens = 2 if c.pool in ("distilled", "cls+mean") else 1
     return 2 * (embedding + layers + pool + c.pre_logits * D * D + tokens * D * c.num_classes)
 

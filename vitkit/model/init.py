@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.model.parts.layers import KeylessQKV
-from vitkit.model.parts.pools import Map
+from vitkit.model.parts.pools import LearnedQuery, Map
 from vitkit.model.parts.positions import PositionEmbedding, TwoD
 from vitkit.model.parts.relative import Mixed, Offsets
 
@@ -53,6 +53,8 @@ def initialise(model: nn.Module) -> None:
         elif isinstance(module, Map):
             std = module.query.shape[2] ** -0.5
             nn.init.trunc_normal_(module.query, std=std, a=-2 * std, b=2 * std)
+        elif isinstance(module, LearnedQuery):
+            nn.init.normal_(module.query, std=0.02)
         elif isinstance(module, nn.Linear):
             if kind in ("qkv", "kv"):  # several kernels in one tensor: each has its own fan
                 for kernel in module.weight.chunk(len(kind)):

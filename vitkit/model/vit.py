@@ -299,6 +299,13 @@ class ViT(Backbone):
                 break
         return {layer: result[layer] for layer in wanted}
 
+    def maps(self, x: Tensor, layers: Indices = -1) -> dict[int, Tensor]:
+        """Patch tokens after these layers (default: the last), normed, as {layer: [B, D, rows, columns]}."""
+        wanted = indices("layers", -1 if layers is None else layers, self.config.num_hidden_layers)
+        states = zip(range(-1, max(wanted) + 1), self.states(x), strict=False)            # z_0 is before block 0
+        found = {layer: self.norm(z)[:, self.config.num_prefix_tokens:] for layer, z in states if layer in wanted}
+        return {layer: found[layer].mT.unflatten(2, self.grid_of(x)) for layer in wanted}
+
     prune_heads = prune_heads
 
     def set_image_size(self, size: int | tuple[int, int]) -> None:

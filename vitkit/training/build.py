@@ -100,12 +100,17 @@ def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None
         bias: initial bias of every output (default: 0).
     """
     if isinstance(model, ViT):
-        model.config, model.pre_logits = dataclasses.replace(model.config, pre_logits=False), None
+        without = tuple(name for name in model.config.without_bias if name != "head")  # CLIP's projection has no bias
+        model.config = dataclasses.replace(model.config, pre_logits=False, without_bias=without)
+        model.pre_logits = None
     model.config = dataclasses.replace(model.config, num_classes=len(classes))
     model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))
     if not classes:
         model.head = nn.Identity()
         return
-    model.head = head = nn.Linear(model.config.width, len(classes))
-    nn.init.zeros_(head.weight)
-    nn.init.constant_(head.bias, bias)
+    new = model.pool.head(model.config) if isinstance(model, ViT) else nn.Linear(model.config.width, len(classes))
+    model.head = new
+    for layer in new.modules():  # DeiT's distilled models have two
+        if isinstance(layer, nn.Linear):
+            nn.init.zeros_(layer.weight)
+            nn.init.constant_(layer.bias, bias)

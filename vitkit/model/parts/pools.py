@@ -85,6 +85,24 @@ class Map(ClassToken):
         return (self.mlp(self.norm(y)) + y)[:, 0]
 
 
+class LearnedQuery(ClassToken):
+    """Attention pooling by a learned query that is not projected, without an MLP after it (AIMv2 in transformers)."""
+
+    rows = None
+
+    def __init__(self, c: ViTConfig) -> None:
+        super().__init__(c)
+        self.heads, D = c.num_attention_heads, c.hidden_size
+        self.query = nn.Parameter(torch.zeros(1, 1, D))
+        self.kv, self.out = nn.Linear(D, 2 * D, bias=c.qkv_bias), nn.Linear(D, D)
+
+    def forward(self, z: Tensor, weight: Tensor | None = None) -> Tensor:
+        """[B, T, D] -> [B, D]."""
+        q, kv = self.query.expand(z.shape[0], -1, -1), self.kv(z[:, self.prefix :])
+        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (q, *kv.chunk(2, dim=-1)))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
+
+
 class Distilled(ClassToken):
     """The class token and the distillation token (the first register), each with its own head (DeiT)."""
 
@@ -120,4 +138,5 @@ POOLS: dict[str, type[ClassToken]] = {
     "cls+mean": ClassAndMean,
     "map": Map,
     "distilled": Distilled,
+    "aimv2": LearnedQuery,
 }

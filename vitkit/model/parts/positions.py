@@ -1,5 +1,5 @@
 """POSITIONS: what is added to the tokens. 1-D is the paper's; none and 2-D are of its appendix D.4, sin-cos came later.
-And RULES: the six ways in which public libraries resize E_pos for another image size (section 3.2).
+And RULES: the seven ways in which public libraries resize E_pos for another image size (section 3.2).
 
 Every rule is separable: new[r, c] = sum_ij R[r, i] C[c, j] old[i, j]. So a rule is one function that gives the matrix
 of one axis, and resizing is two matrix products.
@@ -41,6 +41,7 @@ RULES: dict[str, Callable[[int, int], Tensor]] = {
     "huggingface": _interpolate(mode="bicubic", align_corners=False),  # also DeiT, MAE
     "torchvision": _interpolate(mode="bicubic", align_corners=True),
     "dinov2": _dinov2,
+    "siglip2": _interpolate(mode="bilinear", antialias=True),
 }
 
 
