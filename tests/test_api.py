@@ -209,6 +209,29 @@ SMALL = {
 }
 
 
+def test_a_model_of_your_own_needs_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default recipe has no model of its own, and does not ask for one."""
+    run = vitkit.train(
+        "digits", tmp_path / "run", model=vitkit.ViTConfig(**SMALL), steps=3, warmup=0, report=False, workers=0
+    )
+    assert run.info["recipe_name"] == "small-data"
+    out = capsys.readouterr().out
+    assert "small-data: your model," in out
+    assert "epoch 0.2/0.2  step 3/3" in out
+
+
+@pytest.mark.parametrize("what", [None, 3])
+def test_what_is_no_image_is_refused(what: object) -> None:
+    model = vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1)
+    for function in (vitkit.predict, vitkit.explain):
+        with pytest.raises(InputError, match="Expected an image, a file, a folder, or several of these; got"):
+            function(model, what)
+
+
+def test_walk_takes_a_variant() -> None:
+    assert vitkit.walk("vit-ti/16")[1].shape == (1, 192, 14, 14)
+
+
 def test_mistakes_in_train(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no argument 'epoch', did you mean 'epochs'"):
         vitkit.train("digits", tmp_path / "a", epoch=3)

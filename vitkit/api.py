@@ -740,7 +740,7 @@ def walk(model: Model, image: Given | None = None) -> Walk:
     """Take one photo through Eqs. 1-4, and keep the tensor of every step.
 
     Args:
-        model: a model of any interface, or anything that `vitkit.load` accepts.
+        model: a model of any interface, anything that `vitkit.load` accepts, or a variant, which gets random weights.
         image: any image that `predict` accepts (default: a sample photo).
 
     Returns:
@@ -752,9 +752,11 @@ def walk(model: Model, image: Given | None = None) -> Walk:
         >>> steps[1].shape, steps[-1].shape
         ((1, 192, 14, 14), (1, 3))
     """
+    from vitkit.jobs.patches import model_for
     from vitkit.jobs.walk import walk as job
 
-    return job(need_vit(model_of(model), "vitkit.walk"), image)
+    trained = not isinstance(model, str) or _names_weights(model)
+    return job(need_vit(model_of(model), "vitkit.walk") if trained else model_for(str(model)), image)
 
 
 def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, merge: int = 0) -> ExportedFile:

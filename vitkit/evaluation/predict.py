@@ -97,6 +97,8 @@ class Images(Source):
 
     def __init__(self, given: Given | Iterable[Given]) -> None:
         several = not isinstance(given, str | Path | bytes | Image.Image | np.ndarray)
+        if several and not isinstance(given, Iterable):
+            raise InputError(f"Expected an image, a file, a folder, or several of these; got {type(given).__name__}.")
         self.items: list[str | Raw] = []
         names: list[str] = []
         for one in cast("Iterable[Given]", given if several else [given]):

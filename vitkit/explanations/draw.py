@@ -332,9 +332,15 @@ def curves(panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[flo
     return _ink(figure)
 
 
-def photo(image: NDArray[np.uint8], title: str) -> Figure:
-    """Draw one photo under its title."""
-    figure = Figure(figsize=(4.5, 4.5 * image.shape[0] / image.shape[1] + 0.4), layout="constrained")
+def photo(image: NDArray[np.uint8], title: str, wide: float = 4.5) -> Figure:
+    """Draw one photo under its title.
+
+    Args:
+        image: [H, W, 3].
+        title: the title.
+        wide: width in inches (default: 4.5).
+    """
+    figure = Figure(figsize=(wide, wide * image.shape[0] / image.shape[1] + 0.4), layout="constrained")
     axis: Axes = _axes(figure)[0, 0]
     axis.imshow(image)
     axis.set_title(title)

@@ -49,7 +49,7 @@ class Explained(Plotted):
     def plot(self) -> Any:
         """Draw the image next to its maps."""
         with Image.open(self.folder / "overview.png") as picture:
-            return draw.photo(np.asarray(picture.convert("RGB")), self.image)
+            return draw.photo(np.asarray(picture.convert("RGB")), Path(self.image).name, wide=picture.width / draw.DPI)
 
 
 def target_of(text: str | None, names: tuple[str, ...]) -> int | None:

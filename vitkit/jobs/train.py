@@ -275,7 +275,7 @@ def _check_model(model: str | None, weights: str | None, fields: Mapping[str, An
         raise ConfigError(f"Expected --set with a new model; got --set {next(iter(fields))} and --from weights.")
     if model is not None and model != CUSTOM:
         configuration(model, **fields)
-    elif weights is None and recipe.config is None:
+    elif model is None and weights is None and recipe.config is None:
         raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from vitkit.jobs.train import CUSTOM
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -115,8 +117,9 @@ def summary(info: dict[str, Any]) -> str:
     """
     data = info["data"]
     labels = f"of {len(data['classes'])} classes" if data["classes"] else "without labels"
+    model = "your model" if info["model"] == CUSTOM else info["model"] or info["weights"] or "its own model"
     return (
-        f"{info['recipe_name']}: {info['model'] or info['weights'] or 'its own model'}, "
+        f"{info['recipe_name']}: {model}, "
         f"{info['trained']:,} parameters, on {data['train']:,} images {labels} "
         f"({data['val']:,} for validation), {info['steps']:,} steps of {info['recipe']['batch_size']}, "
         f"{info['settings']['precision']} on {info['device']}"

@@ -403,7 +403,7 @@ class Loop:
     def _finished(self, step: int) -> float:
         """Epochs that are finished after `step` updates, for people: the last update may reach into the next one."""
         if step == self.total:
-            return self.recipe.epochs or round(self._epochs(step), 1)
+            return self.recipe.epochs or float(f"{self._epochs(step):.{1 if self._epochs(step) < 1 else 4}g}")
         exact = self._epochs(step)
         return math.floor(10 * exact) / 10 if self.settings.evaluate_every else math.floor(exact)
 
