@@ -86,6 +86,7 @@ _ROOMS = (
     "explanations",
     "features",
     "huggingface",
+    "learn",
     "model",
     "paper",
     "reports",

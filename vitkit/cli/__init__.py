@@ -29,6 +29,7 @@ from vitkit.cli import (
     export,
     figures,
     inspect,
+    learn,
     models,
     patches,
     predict,
@@ -52,6 +53,7 @@ from vitkit.errors import VitkitError
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
     "Learn": {
         "demo": demo.demo,
+        "learn": learn.learn,
         "walk": walk.walk,
         "models": models.models,
         "describe": describe.describe,
