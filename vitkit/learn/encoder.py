@@ -277,7 +277,7 @@ EXERCISES: dict[str, dict[str, Any]] = {
     "parameters": {
         "title": "Table 1: the number of parameters",
         "task": "Count the parameters of a ViT with L layers, width D, MLP width M, patch side P, C channels, N "
-        "patches and K classes. Every dense layer has a bias; each block has two LayerNorms, and one is before the head.",
+        "patches and K classes. Every dense layer has a bias; two LayerNorms per block, one before the head.",
         "start": "def parameters(L, D, M, P, C, N, K): ...",
         "shape": "a number",
         "inputs": lambda seed: (
