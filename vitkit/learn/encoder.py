@@ -5,6 +5,7 @@ Legend: B images, N tokens, D width, M width of the MLP, L layers, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,11 +37,16 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _then(y: Tensor, f: Any) -> Tensor:
-    return f(y)  # type: ignore[no-any-return]
+    result: Tensor = f(y)
+    return result
 
 
-def _mlp(z: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor, act: Any = F.gelu) -> Tensor:
-    return act(z @ W1 + b1) @ W2 + b2
+def _mlp(z: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Tensor:
+    return F.gelu(z @ W1 + b1) @ W2 + b2
+
+
+def _mlp_with(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda z, W1, b1, W2, b2: act(z @ W1 + b1) @ W2 + b2
 
 
 def count(L: int, D: int, M: int, P: int, C: int, N: int, K: int, **without: int) -> int:
@@ -172,19 +178,15 @@ EXERCISES: dict[str, dict[str, Any]] = {
         "inputs": lambda seed: random(seed, (2, 6, 12), (12, 20), (20,), (20, 12), (12,)),
         "answer": _mlp,
         "mistakes": {
-            "The activation is missing, so both layers are one.": lambda *a: _mlp(*a, act=lambda x: x),
-            "The activation is a ReLU; the paper has a GELU.": lambda *a: _mlp(*a, act=torch.relu),
+            "The activation is missing, so both layers are one.": _mlp_with(lambda x: x),
+            "The activation is a ReLU; the paper has a GELU.": _mlp_with(torch.relu),
             "The activation is the tanh approximation of GELU. The authors' JAX code uses it; the exact one is x times "
-            "the normal distribution function (F.gelu).": lambda *a: _mlp(
-                *a, act=lambda x: F.gelu(x, approximate="tanh")
+            "the normal distribution function (F.gelu).": _mlp_with(lambda x: F.gelu(x, approximate="tanh")),
+            "The activation is x sigmoid(1.702 x), the GELU of CLIP; use the exact one.": _mlp_with(
+                lambda x: x * torch.sigmoid(1.702 * x)
             ),
-            "The activation is x sigmoid(1.702 x), the GELU of CLIP; use the exact one.": lambda *a: _mlp(
-                *a, act=lambda x: x * torch.sigmoid(1.702 * x)
-            ),
-            "The activation is SiLU, x sigmoid(x); the paper has a GELU.": lambda *a: _mlp(*a, act=F.silu),
-            "The activation is a tanh; that is in the pre-training head, not in the MLP.": lambda *a: _mlp(
-                *a, act=torch.tanh
-            ),
+            "The activation is SiLU, x sigmoid(x); the paper has a GELU.": _mlp_with(F.silu),
+            "The activation is a tanh; that is in the pre-training head, not in the MLP.": _mlp_with(torch.tanh),
             "The activation comes after the second layer; it belongs between the two.": lambda z, W1, b1, W2, b2: (
                 F.gelu((z @ W1 + b1) @ W2 + b2)
             ),

@@ -181,8 +181,8 @@ def _difference(got: Any, right: Any, shape: str) -> str:
         return "The result contains NaN: something is divided by zero, or a softmax gets infinite values."
     off = (got.double() - right.double()).abs()
     at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
-    wrong = float((off > TOLERANCE * float(right.abs().max())).double().mean())
+    share = float((off > TOLERANCE * float(right.abs().max())).double().mean())
     return (
-        f"The shape {list(right.shape)} is right, but {wrong:.0%} of the values are not: at {list(at)} expected "
+        f"The shape {list(right.shape)} is right, but {share:.0%} of the values are not: at {list(at)} expected "
         f"{float(right[at]):.4g}, got {float(got[at]):.4g}. None of the mistakes known here explains it."
     )

@@ -31,4 +31,4 @@ def function_of(path: str | Path, exercise: Exercise) -> Callable[..., Any]:
         ) from error
     if not callable(found):
         raise InputError(f"Expected {path} to define the function {name}. Start from: {exercise.start}")
-    return found  # type: ignore[no-any-return]
+    return found
