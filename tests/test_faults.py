@@ -90,6 +90,15 @@ FAULTS: dict[str, Fault] = {
         "checkpoints/test_load.py",
     ),
     # data
+    "photos that differ in 24 bits count as the same": fault(
+        "data/near.py", "DISTANCE = 10", "DISTANCE = 24", "data/test_messy.py"
+    ),
+    "a cleaned copy trains on photos of the test split": fault(
+        "data/clean.py",
+        'if split == "train" and judged is not None',
+        'if split == "none" and judged is not None',
+        "data/test_doctor.py",
+    ),
     "the crop's aspect ratio is uniform, not log-uniform": fault(
         "data/augment.py",
         "math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))",
@@ -170,7 +179,19 @@ FAULTS: dict[str, Fault] = {
     "the cache does not tell precisions apart": fault(
         "features/cache.py", '"precision": precision,', '"precision": "fp32",', "features/test_cache.py"
     ),
+    "a label is judged by a classifier that was fitted to it": fault(
+        "features/labels.py", "np.flatnonzero(fold != k)", "np.flatnonzero(fold != -1)", "features/test_labels.py"
+    ),
+    "the limit of what is accepted is that of fitted images": fault(
+        "features/unknown.py", "inside = fold != k", "inside = fold != -1", "features/test_unknown.py"
+    ),
+    "search returns the least similar images": fault(
+        "features/search.py", "np.argsort(-best, axis=1", "np.argsort(best, axis=1", "features/test_search.py"
+    ),
     # evaluation
+    "nothing is none of these": fault(
+        "evaluation/predict.py", "self.distance > 1", "self.distance > 1e9", "features/test_unknown.py"
+    ),
     "calibration in 10 bins": fault("evaluation/measure.py", "BINS = 15", "BINS = 10", "evaluation/test_measure.py"),
     "a 90% interval called 95%": fault(
         "evaluation/measure.py", "(0.025, 0.975)", "(0.05, 0.95)", "evaluation/test_measure.py"

@@ -106,6 +106,23 @@ def answered(page) -> str:
     return str(page.locator("#bars li:first-child .name").inner_text())
 
 
+def test_none_of_these_comes_before_the_classes(page) -> None:
+    """With an answer as the server gives it for a model that was made with `vitkit probe --accept`."""
+
+    def far(route) -> None:
+        answer = route.fetch()
+        values = answer.json()
+        assert values["results"][0]["none_of_these"] is False  # this model accepts everything
+        values["results"][0]["none_of_these"] = True
+        route.fulfill(response=answer, json=values)
+
+    page.route("**/v1/predict*", far)
+    page.evaluate(DROP, ["mine.png", list(photo(4))])
+    assert answered(page) == "None of these"
+    assert page.locator("#bars li").count() == 6
+    assert page.locator("#status").inner_text().startswith("None of these (nearest: ")
+
+
 def test_drop_a_photo_read_the_answer_look_inside(page, app) -> None:
     raw = photo(4)
     page.evaluate(DROP, ["mine.png", list(raw)])

@@ -29,9 +29,10 @@ function complain(error) {
   say("");
 }
 
-function showBars(top) {
+function showBars(top, none) {
   $("bars").classList.remove("old");
-  $("bars").replaceChildren(...top.map((guess) => {
+  const answer = element("button", { type: "button", disabled: true }, element("span", { className: "name", textContent: "None of these" }));
+  $("bars").replaceChildren(...(none ? [element("li", {}, answer)] : []), ...top.map((guess) => {
     const fill = element("span", { className: "fill" });
     const track = element("span", { className: "track" }, fill);
     track.setAttribute("aria-hidden", "true");
@@ -68,7 +69,7 @@ async function ask(file, thumb) {
     const wait = (seconds) => say(`The server is busy; trying again in ${seconds} s…`);
     if (model.classes.length) {
       const found = (await (await call("v1/predict?top=5", { file, signal, onWait: wait })).json()).results[0];
-      showBars(found.top);
+      showBars(found.top, found.none_of_these);
       const [first] = found.top;
       const answer = found.none_of_these ? `None of these (nearest: ${first.class})` : `${first.class}, ${percent(first.p)}`;
       say(`${answer}. Took ${((performance.now() - start) / 1000).toFixed(2)} s.`);
