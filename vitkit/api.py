@@ -709,7 +709,8 @@ def _names_weights(name: str) -> bool:
     """Whether a name stands for weights (a file, a run, owner/name on the hub) and not for a variant (vit-b/16)."""
     if Path(name).expanduser().exists():
         return True
-    return bool(re.fullmatch(r"[^/]+(/[^/]+)+|.+@\w+|vit_\w+\.\w+", name)) and not re.fullmatch(r"[\w-]+/\d+", name)
+    known = re.fullmatch(r"[^/]+(/[^/]+)+|.+@\w+|(vit|resnetv2)_\w+\.\w+", name)
+    return bool(known) and not re.fullmatch(r"[\w+-]+/\d+", name)
 
 
 def patches(image: Given | None = None, model: Model = "vit-b/16") -> Patches:

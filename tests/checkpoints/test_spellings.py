@@ -106,7 +106,7 @@ def test_base_model_file_has_no_prefix() -> None:
         ("timm", "rel_pos_bias.relative_position_bias_table", "relative positions"),
         ("google", "params/MAPHead_0/probe", "MAP head"),
         ("timm", "blocks.0.post_norm1.weight", "post-norm"),
-        ("google", "conv_root/kernel", "hybrid"),
+        ("timm", "patch_embed.backbone.layer1.0.conv1.weight", "stem other than the authors' ResNet"),
     ],
 )
 def test_other_architectures_are_refused_by_name(dialect: str, extra: str, what: str) -> None:

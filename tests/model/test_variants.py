@@ -32,6 +32,13 @@ PARAMETERS = {
     "vit-so400m/16": 413_735_896,
     "vit-g/14": 1_012_611_432,
     "vit-G/14": 1_844_440_680,
+    "r+vit-ti/16": 6_337_704,
+    "r26+vit-s/32": 36_431_912,
+    "r26+vit-b/32": 101_383_976,
+    "r50+vit-b/16": 98_659_112,
+    "r50+vit-b/32": 110_945_832,
+    "r50+vit-l/16": 316_483_624,
+    "r50+vit-l/32": 328_994_856,
 }
 TIMM = {
     "vit_tiny_patch16_224": "vit-ti/16",
@@ -47,6 +54,7 @@ TIMM = {
     "vit_huge_patch14_224": "vit-h/14",
     "vit_giant_patch14_224": "vit-g/14",
     "vit_gigantic_patch14_224": "vit-G/14",
+    "vit_base_r50_s16_224": "r50+vit-b/16",
 }
 
 

@@ -17,7 +17,7 @@ HEADS: dict[tuple[int, int], str] = {
     (96, 3): "test_vit3 test_vit4",
     (192, 3): (
         "deit_tiny_distilled_patch16 deit_tiny_patch16 eva02_tiny_patch14 vit_pe_core_tiny_patch16 "
-        "vit_pe_spatial_tiny_patch16 vit_tiny_patch16 vit_tiny_patch16_dinov3_qkvb"
+        "vit_pe_spatial_tiny_patch16 vit_tiny_patch16 vit_tiny_patch16_dinov3_qkvb vit_tiny_r_s16_p8"
     ),
     (256, 4): "vit_pwee_patch16_reg1_gap vit_wee_patch16_reg1_gap vit_xsmall_patch16_clip",
     (320, 5): "vit_little_patch16_reg1_gap vit_little_patch16_reg4_gap",
@@ -27,7 +27,8 @@ HEADS: dict[tuple[int, int], str] = {
         "vit_small_patch14_reg4_dinov2 vit_small_patch16 vit_small_patch16_36x1 vit_small_patch16_dinov3 "
         "vit_small_patch16_dinov3_qkvb vit_small_patch16_lingbot vit_small_patch16_rope "
         "vit_small_patch16_rope_ape vit_small_patch16_rope_mixed vit_small_patch16_rope_mixed_ape "
-        "vit_small_patch32 vit_small_patch8 vit_small_plus_patch16_dinov3 vit_small_plus_patch16_dinov3_qkvb"
+        "vit_small_patch32 vit_small_patch8 vit_small_plus_patch16_dinov3 vit_small_plus_patch16_dinov3_qkvb "
+        "vit_small_r26_s32"
     ),
     (512, 8): (
         "deit3_medium_patch16 vit_medium_patch16_clip vit_medium_patch16_gap vit_medium_patch16_reg1_gap "
@@ -48,7 +49,7 @@ HEADS: dict[tuple[int, int], str] = {
         "vit_base_patch16_rope_reg1_gap vit_base_patch16_rpn vit_base_patch16_siglip vit_base_patch16_siglip_gap "
         "vit_base_patch16_xp vit_base_patch32 vit_base_patch32_clip vit_base_patch32_clip_quickgelu "
         "vit_base_patch32_siglip vit_base_patch32_siglip_gap vit_base_patch8 vit_pe_core_base_patch16 "
-        "vit_pe_spatial_base_patch16"
+        "vit_pe_spatial_base_patch16 vit_base_r26_s32 vit_base_r50_s16"
     ),
     (768, 16): "vit_base_patch16_gap",
     (832, 13): "vit_so150m2_patch16_reg1_gap",
@@ -65,7 +66,7 @@ HEADS: dict[tuple[int, int], str] = {
         "vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb vit_large_patch16_lingbot vit_large_patch16_rope "
         "vit_large_patch16_rope_ape vit_large_patch16_rope_mixed vit_large_patch16_rope_mixed_ape "
         "vit_large_patch16_siglip vit_large_patch16_siglip_gap vit_large_patch32 vit_pe_core_large_patch14 "
-        "vit_pe_lang_large_patch14 vit_pe_spatial_large_patch14"
+        "vit_large_r50_s32 vit_pe_lang_large_patch14 vit_pe_spatial_large_patch14"
     ),
     (1152, 16): (
         "vit_so400m_patch14_reg1_tipsv2 vit_so400m_patch14_siglip vit_so400m_patch14_siglip_gap "

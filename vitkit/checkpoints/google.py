@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitkit.checkpoints.resnets import stem
 from vitkit.checkpoints.rules import CONV, DENSE, OUT_KERNEL, QKV_BIAS, QKV_KERNEL, REFUSED, Dialect, Rule, Tensors
 from vitkit.checkpoints.rules import same as _same
 
@@ -28,6 +29,17 @@ def _dense(ours: str, theirs: str) -> tuple[Rule, ...]:
 
 
 RULES = (
+    *stem(
+        "conv_root",
+        "gn_root",
+        "blockSTAGE+1/unit{i+1}/",
+        "convNUMBER",
+        "gnNUMBER",
+        "conv_proj",
+        "gn_proj",
+        {"kernel": "/kernel", "weight": "/scale", "bias": "/bias"},
+        CONV,
+    ),
     Rule("patch_embedding.projection.weight", ("embedding/kernel",), CONV),
     Rule("patch_embedding.projection.bias", ("embedding/bias",)),
     *_same("class_token", "cls"),

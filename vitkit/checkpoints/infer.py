@@ -19,6 +19,7 @@ from vitkit.model import checks
 from vitkit.model.backbone import Config
 from vitkit.model.checks import pair
 from vitkit.model.config import NUMERICS, SHAPES, ViTConfig
+from vitkit.model.resnet_config import STANDARDISED, STEM_DEPTHS, STEM_PIXELS
 
 Fields = dict[str, Any]
 
@@ -56,6 +57,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
             f"Expected square patches; this checkpoint has patches of {P} x {other} pixels, which vitkit does not "
             f"support."
         )
+    stem = _stem(state, dialect)
     L = 1 + max((int(m[1][:9]) for name in state if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
     if len(state) < L:
         raise TensorMismatch(f"The file names block {L - 1} but holds only {len(state)} tensors; blocks are missing.")
@@ -76,6 +78,13 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
         "num_classes": 0 if head is None else head.shape[0],
         **(_parts(state) if dialect.later else {"positions": "1d"}),
     }
+    if stem != "none":
+        fields |= {
+            "stem": stem,
+            "standardisation": STANDARDISED[dialect.numerics if dialect.numerics != "paper" else "google"],
+            "num_channels": state["patch_embedding.stem.root.conv.weight"].shape[1],
+            "patch_size": P * STEM_PIXELS[stem],
+        }
     if not fields["class_token"]:
         fields["pool"] = "mean"
     classes = stated.get("num_classes", fields["num_classes"])
@@ -194,6 +203,26 @@ def _rows(state: Mapping[str, Tensor], fields: Fields, dialect: Dialect) -> int:
     if dialect.later:  # rotary positions take any size
         return (224 // int(fields["patch_size"])) ** 2 + int(fields["class_token"])
     raise ConfigError("The positions of this file do not tell its image size; give image_size= (--image-size).")
+
+
+def _stem(state: Mapping[str, Tensor], dialect: Dialect) -> str:
+    """Return the stem that a file holds: a row of `parts.stems.STEMS`."""
+    root = state.get("patch_embedding.stem.root.conv.weight")
+    if root is None:
+        return "none"
+    found = {m[1]: 0 for name in state if (m := re.match(r"patch_embedding\.stem\.stages\.(\d)\.\d", name))}
+    units = {m[0] for name in state if (m := re.match(r"patch_embedding\.stem\.stages\.\d\.\d+\.", name))}
+    for stage in found:
+        found[stage] = sum(unit.split(".")[3] == stage for unit in units)
+    depths = tuple(found[stage] for stage in sorted(found))
+    for name, known in STEM_DEPTHS.items():
+        if depths == known and root.dim() == 4 and root.shape[0] == 64:
+            return name
+    raise CannotExpress(
+        f"Expected the ResNet of a hybrid to have {', '.join(map(str, STEM_DEPTHS.values()))} units and 64 channels "
+        f"after its first convolution; this checkpoint has {depths} and {root.shape[0]}: see "
+        f"{dialect.in_file('patch_embedding.stem.root.conv.weight')!r}."
+    )
 
 
 def _needed(state: Mapping[str, Tensor], name: str, rank: int, dialect: Dialect) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitkit.checkpoints.resnets import TORCH, stem
 from vitkit.checkpoints.rules import Dialect, both, same
 
 PRETRAINING = "pretraining/"  # before the names of tensors that pre-training has beside the model
@@ -21,6 +22,16 @@ TENSORS = (
     *(f"blocks.{{i}}.msa.{name}" for name in ("qkv.bias_q", "qkv.bias_v", "relative.table", "relative.frequencies")),
 )
 RULES = (
+    *stem(
+        "patch_embedding.stem.root.conv",
+        "patch_embedding.stem.root.norm",
+        "patch_embedding.stem.stages.STAGE.{i}.",
+        "convNUMBER",
+        "gnNUMBER",
+        "projection",
+        "projection_norm",
+        TORCH,
+    ),
     *(rule for name in MODULES for rule in both(name, name)),
     *(rule for name in TENSORS for rule in same(name, name)),
 )

@@ -38,6 +38,7 @@ class Known:
 
 
 _TIMM = "timm/models/vision_transformer.py, default_cfgs"
+_HYBRID = "timm/models/vision_transformer_hybrid.py, default_cfgs"
 _BIT = "timm/models/resnetv2.py, default_cfgs"
 _TORCHVISION = "torchvision/models/vision_transformer.py, the weights' transforms"
 KNOWN: tuple[Known, ...] = (
@@ -69,6 +70,8 @@ KNOWN: tuple[Known, ...] = (
         IMAGENET | _crop(224 / 256),
         "github.com/facebookresearch/deit, datasets.py",
     ),
+    Known(r"(timm/)?vit_\w+_r(26|50)?_s(16|32)(_p8)?_384\.(augreg|orig)", HALF | _crop(1.0), _HYBRID),
+    Known(r"(timm/)?vit_\w+_r(26|50)?_s(16|32)(_p8)?_224\.(augreg|orig)", HALF | _crop(0.9), _HYBRID),
     Known(r"(timm/)?vit_\w+_patch\d+_384\.(augreg|orig)", HALF | _crop(1.0), _TIMM),
     Known(r"(timm/)?vit_\w+_patch\d+_\d+\.(augreg|orig|sam)", HALF | _crop(0.9), _TIMM),
     Known(r"vit_[blh]_\d+(_lc)?_swag-[0-9a-f]{8}\.pth", IMAGENET | _crop(1.0), _TORCHVISION),
@@ -87,7 +90,8 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(r"google/vit-", HALF | SQUASH, "google/vit-base-patch16-224, preprocessor_config.json"),
     Known(
-        r"(Ti|S|B|L|H)_(8|14|16|32)(-[^/]*)?\.npz|(imagenet21k[^/]*[/_])?ViT-[BLH]_(14|16|32)(-224)?\.npz",
+        r"(R(26|50)?_)?(Ti|S|B|L|H)_(8|14|16|32)(-[^/]*)?\.npz|(imagenet21k[^/]*[/_])?R50\+ViT-[BL]_(16|32)\.npz|"
+        r"(imagenet21k[^/]*[/_])?ViT-[BLH]_(14|16|32)(-224)?\.npz",
         HALF | SQUASH,
         "github.com/google-research/vision_transformer, vit_jax/input_pipeline.py",
     ),

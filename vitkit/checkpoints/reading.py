@@ -389,6 +389,14 @@ def _input_spec(config: Config, fields: Fields) -> InputSpec:
     return InputSpec(**fields).check(config)
 
 
+def _numerics(config: Config) -> Fields:
+    """Return the fields in which libraries that have the same model differ."""
+    if isinstance(config, ResNetConfig):
+        return {"standardisation": config.standardisation}
+    found = {name: getattr(config, name) for name in NUMERICS["paper"]}
+    return found | ({"standardisation": config.standardisation} if config.stem != "none" else {})
+
+
 def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
     """Say what a checkpoint holds, as JSON-compatible values.
 
@@ -412,9 +420,7 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "unused": found.unused,
         "parameters": sum(tensor.numel() for tensor in found.state.values()),
         "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()})),
-        "numerics": {
-            name: getattr(config, name) for name in (*NUMERICS["paper"], "standardisation") if hasattr(config, name)
-        },
+        "numerics": _numerics(config),
         "config": config.to_dict(whole=True),
         "input_spec": spec,
         "classes": config.num_classes,

@@ -69,6 +69,37 @@ def _table(
     )
 
 
+def stem(
+    root: str,
+    root_norm: str,
+    unit: str,
+    conv: str,
+    norm: str,
+    projection: str,
+    projection_norm: str,
+    kinds: Mapping[str, str],
+    kernel: Form = SAME,
+) -> tuple[Rule, ...]:
+    """Return the rules of a hybrid's stem, in a dialect of ViTs. The arguments are those of `_table`."""
+    weight, scale, bias = kinds["kernel"], kinds["weight"], kinds["bias"]
+    ours = "patch_embedding.stem."
+
+    def group_norm(mine: str, theirs: str) -> list[Rule]:
+        return [Rule(f"{mine}.weight", (f"{theirs}{scale}",)), Rule(f"{mine}.bias", (f"{theirs}{bias}",))]
+
+    rules = [Rule(f"{ours}root.conv.weight", (f"{root}{weight}",), kernel), *group_norm(f"{ours}root.norm", root_norm)]
+    for stage in range(MOST_STAGES):
+        mine = f"{ours}stages.{stage}.{{i}}."
+        theirs = unit.replace("STAGE+1", str(stage + 1)).replace("STAGE", str(stage))
+        for number in "123":
+            at = [name.replace("NUMBER", number) for name in (conv, norm)]
+            rules.append(Rule(f"{mine}conv{number}.weight", (f"{theirs}{at[0]}{weight}",), kernel))
+            rules += group_norm(f"{mine}gn{number}", f"{theirs}{at[1]}")
+        rules.append(Rule(f"{mine}projection.weight", (f"{theirs}{projection}{weight}",), kernel))
+        rules += group_norm(f"{mine}projection_norm", f"{theirs}{projection_norm}")
+    return tuple(rules)
+
+
 TORCH = {"kernel": ".weight", "weight": ".weight", "bias": ".bias", "head bias": ".bias"}
 REFUSED = {r"running_(mean|var)$": "batch normalisation", r"num_batches_tracked$": "batch normalisation"}
 

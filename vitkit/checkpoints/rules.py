@@ -153,7 +153,8 @@ REFUSED: dict[str, str] = {
     r"\.lambda_[qk][12]$": "differential attention",
     r"rope|relative_position|rel_pos": "rotary or relative positions",
     r"attn\.[qv]_bias": "separate q and v biases (BEiT)",
-    r"conv_root|gn_root|block\d+/unit|patch_embed\.backbone|embedder\.": "a ResNet stem (hybrid)",
+    r"patch_embed\.backbone\.(conv1|bn1|layer\d|\d)": "a stem other than the authors' ResNet",
+    r"patch_embeddings\.backbone\.": "a ResNet stem in the spelling of transformers (ViTHybrid)",
 }
 
 

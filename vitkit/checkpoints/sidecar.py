@@ -9,8 +9,7 @@ from typing import Any
 
 from vitkit.errors import ConfigError, UnreadableFile
 from vitkit.model.backbone import Config
-from vitkit.model.config import InputSpec
-from vitkit.model.create import config_from_dict
+from vitkit.model.config import InputSpec, config_from_dict
 
 VERSION = 1
 

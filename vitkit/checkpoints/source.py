@@ -119,7 +119,7 @@ def _folder(source: str, revision: str | None) -> Files | None:
 
 
 def _hub(source: str, revision: str | None) -> Files | None:
-    if re.fullmatch(r"vit_\w+\.\w+", source):  # a timm name: its weights are on the hub under timm/
+    if re.fullmatch(r"(vit|resnetv2)_\w+\.\w+", source):  # a timm name: its weights are on the hub under timm/
         source = f"timm/{source}"
     name, _, pinned = source.partition("@")
     owner = name.partition("/")[0]

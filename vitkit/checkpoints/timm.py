@@ -14,11 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.checkpoints.resnets import TORCH, stem
 from vitkit.checkpoints.rules import Dialect, Tensors, both, same
 from vitkit.model.config import ROTATIONS, ViTConfig
 
 BLOCK = "blocks.{i}"
 RULES = (
+    *stem(
+        "patch_embed.backbone.stem.conv",
+        "patch_embed.backbone.stem.norm",
+        "patch_embed.backbone.stages.STAGE.blocks.{i}.",
+        "convNUMBER",
+        "normNUMBER",
+        "downsample.conv",
+        "downsample.norm",
+        TORCH,
+    ),
     *both("patch_embedding.projection", "patch_embed.proj"),
     *both("patch_embedding.norm", "patch_embed.norm"),
     *same("class_token", "cls_token"),
@@ -68,12 +79,14 @@ REFUSED = {
     r"^rel_pos_bias\.|rel_pos\b|rel_pos\.": "relative positions other than BEiT's",
     r"attn\.gate\.": "gated attention",
     r"post_?norm": "LayerNorms after the branches (post-norm)",
-    r"patch_embed\.backbone": "a ResNet stem (hybrid)",
+    r"patch_embed\.backbone\.(conv1|bn1|layer\d|\d)": "a stem other than the authors' ResNet",
 }
+ROOT = re.compile(r"^patch_embed\.backbone\.(?=(conv|norm)\.)")  # R+ViT-Ti/16, whose stem has no stages
 
 
 def _prepare(tensors: Tensors) -> Tensors:
     tensors = {re.sub(r"^(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma", name): t for name, t in tensors.items()}
+    tensors = {ROOT.sub("patch_embed.backbone.stem.", name): t for name, t in tensors.items()}
     if "norm.weight" not in tensors:
         tensors = {name.removeprefix("fc_") if name.startswith("fc_norm.") else name: t for name, t in tensors.items()}
     for name in [name for name in tensors if name.endswith(".relative_position_index")]:
@@ -120,6 +133,8 @@ def _finish(tensors: Tensors, c: ViTConfig) -> Tensors:
     """Write positions, the last norm, heads and blocks as timm has them in the class that has such parts."""
     if "pos_embed" in tensors:
         tensors["pos_embed"] = _positions(tensors["pos_embed"], c)
+    if c.stem == "r/4":
+        tensors = {name.replace("backbone.stem.", "backbone."): t for name, t in tensors.items()}
     if c.norm_after_pool:
         tensors = {(f"fc_{name}" if name.startswith("norm.") else name): t for name, t in tensors.items()}
     if c.pool == "distilled":

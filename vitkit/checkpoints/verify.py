@@ -31,7 +31,7 @@ from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
 from vitkit.model.config import ViTConfig
 from vitkit.model.parts.positions import RULES
-from vitkit.model.resnet_config import ResNetConfig
+from vitkit.model.resnet_config import STEM_DEPTHS, STEM_PIXELS, ResNetConfig
 
 BAR = 5e-6  # relative to the largest logit: the difference between two orders of summation in float32
 Peer = Callable[[Tensor], Tensor]
@@ -78,10 +78,14 @@ def _timm(checkpoint: Checkpoint) -> Any:
         checkpoint.dialect.name == "clip",
     )
     raw = {} if google else checkpoint.raw()
-    reg = c.num_register_tokens
+    reg, stem = c.num_register_tokens, {}
+    if c.stem != "none":
+        hybrid = importlib.import_module("timm.models.vision_transformer_hybrid")
+        backbone = hybrid._resnetv2(STEM_DEPTHS[c.stem], in_chans=c.num_channels)
+        stem = {"embed_layer": partial(hybrid.HybridEmbed, backbone=backbone)}
     model = timm.models.VisionTransformer(
         img_size=c.image_hw,
-        patch_size=c.patch_size,
+        patch_size=c.patch_size // STEM_PIXELS.get(c.stem, 1),
         in_chans=c.num_channels,
         num_classes=c.num_classes,
         embed_dim=c.hidden_size,
@@ -95,6 +99,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
         global_pool="token" if c.pool == "cls" else "avg",
         fc_norm=c.norm_after_pool,
         act_layer="gelu_tanh" if google else c.hidden_act if clip else None,
+        **stem,
         **(
             {"pre_norm": True, "norm_layer": functools.partial(torch.nn.LayerNorm, eps=c.layer_norm_eps)}
             if clip
@@ -246,7 +251,7 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {  # properties that may explain a diff
     "layer_norm_eps": (1e-6, 1e-12, 1e-5),
     "hidden_act": ("gelu", "gelu_tanh", "quick_gelu"),
     "position_resize": tuple(RULES),
-    "standardisation": ("bit", "google", "timm"),
+    "standardisation": ("timm", "bit", "google"),
 }
 
 
@@ -337,6 +342,8 @@ def _explain(source: str | Path, overrides: dict[str, Any], model: Backbone, x: 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
     known = [name for name in CANDIDATES if hasattr(config, name)]
+    if isinstance(config, ViTConfig) and config.stem == "none":
+        known.remove("standardisation")
     for count in range(1, len(known) + 1):
         for names in itertools.combinations(known, count):
             for values in itertools.product(*(CANDIDATES[name] for name in names)):

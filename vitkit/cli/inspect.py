@@ -35,13 +35,18 @@ def inspect(
     config, spec, numerics = found["config"], found["input_spec"], found["numerics"]
     unused = f", {len(found['unused'])} of them not used ({', '.join(found['unused'][:3])})" if found["unused"] else ""
     shown = f" ({', '.join(found['class_names'][:5])}{', ...' if found['classes'] > 5 else ''})"
+    if "depths" in config:
+        shape = f"{config['depths']} units, width {config['hidden_sizes'][-1]}, image {config['image_size']}"
+    else:
+        shape = (
+            f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, MLP {config['intermediate_size']}, "
+            f"{config['num_attention_heads']} heads, patch {config['patch_size']}, image {config['image_size']}"
+        )
     rows = {
         "file": found["file"],
         "dialect": found["dialect"],
         "variant": found["variant"] or "not a published one",
-        "shape": f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, MLP "
-        f"{config['intermediate_size']}, {config['num_attention_heads']} heads, patch {config['patch_size']}, "
-        f"image {config['image_size']}",
+        "shape": shape,
         "tensors": f"{found['tensors']}, {found['parameters']:,} parameters, {found['dtype']}{unused}",
         "numerics": ", ".join(f"{name} {value}" for name, value in numerics.items()),
         "input": ", ".join(f"{name} {value}" for name, value in spec.items()),

@@ -1,9 +1,9 @@
-"""`vitkit models`: the variants of Table 1 and of the authors' later papers."""
+"""`vitkit models`: the variants of Table 1 and of the authors' later papers, hybrids and ResNets."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,8 +15,9 @@ def models(
     from vitkit.cli.text import print_table
     from vitkit.model.config import VARIANTS
     from vitkit.model.count import flops, parameters
+    from vitkit.model.resnet_config import RESNETS
 
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "layers": c.num_hidden_layers,
             "width": c.hidden_size,
@@ -28,6 +29,9 @@ def models(
         }
         for name, c in VARIANTS.items()
     }
+    for name, resnet in RESNETS.items():
+        units, width = sum(resnet.depths), resnet.width
+        rows[name] = {"units": units, "width": width, "parameters": parameters(resnet), "flops": flops(resnet)}
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -36,11 +40,11 @@ def models(
         [
             [
                 name,
-                row["layers"],
+                row.get("layers", "-"),
                 row["width"],
-                row["mlp"],
-                row["heads"],
-                row["patch"],
+                row.get("mlp", "-"),
+                row.get("heads", "-"),
+                row.get("patch", "-"),
                 f"{row['parameters']:,}",
                 f"{row['flops'] / 1e9:,.1f}",
             ]
@@ -48,3 +52,4 @@ def models(
         ],
     )
     print("For images of 224 x 224 pixels and 1000 classes. A multiply-add counts as two operations (FLOPs).")
+    print("r50+vit-b/16 is a hybrid: a ResNet before the Transformer. r50x1 is a ResNet without one.")

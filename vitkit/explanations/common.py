@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.model.inputs import validate_and_pad
+from vitkit.model.backbone import Backbone
+from vitkit.model.config import ViTConfig
+from vitkit.model.create import need_vit
+from vitkit.model.inputs import checked, validate_and_pad
 from vitkit.model.vit import ViT
 from vitkit.types import Array, Progress
 
@@ -48,8 +51,17 @@ def unwrap(model: nn.Module) -> ViT:
     Args:
         model: a ViT, or one wrapped by torch.compile or DistributedDataParallel.
     """
+    return need_vit(unwrap_any(model), "Looking at tokens or attention")
+
+
+def unwrap_any(model: nn.Module) -> Backbone:
+    """Return the plain ViT or ResNet inside a wrapped one, without copying parameters.
+
+    Args:
+        model: a ViT or ResNet, or one wrapped by torch.compile or DistributedDataParallel.
+    """
     inner: Any = model
-    while not isinstance(inner, ViT):
+    while not isinstance(inner, Backbone):
         wrapped = getattr(inner, "_orig_mod", None)
         wrapped = getattr(inner, "module", None) if wrapped is None else wrapped
         if not isinstance(wrapped, nn.Module):
@@ -63,18 +75,32 @@ def unwrap(model: nn.Module) -> ViT:
 
 @contextmanager
 def eval_mode(model: nn.Module, x: Tensor) -> Iterator[tuple[ViT, Tensor]]:
-    """Yield the plain model in evaluation mode and its checked pixels; restore every module's mode on exit.
+    """Yield the plain ViT in evaluation mode and its checked pixels; restore every module's mode on exit.
 
     Args:
         model: see `unwrap`.
         x: pixels [B, C, H, W], on any device; padded, cast and moved to match the model.
     """
     vit = unwrap(model)
-    modes = {module: module.training for module in vit.modules()}
-    weight = vit.patch_embedding.projection.weight
+    with eval_mode_any(vit, x) as (_, fitted):
+        yield vit, fitted
+
+
+@contextmanager
+def eval_mode_any(model: nn.Module, x: Tensor) -> Iterator[tuple[Backbone, Tensor]]:
+    """Do the same for a ViT or a ResNet.
+
+    Args:
+        model: see `unwrap_any`.
+        x: as for `eval_mode`.
+    """
+    inner = unwrap_any(model)
+    modes = {module: module.training for module in inner.modules()}
+    weight, c = next(inner.parameters()), inner.config
     try:
-        vit.eval()
-        yield vit, validate_and_pad(x, vit.config).to(weight.device, weight.dtype)
+        inner.eval()
+        x = validate_and_pad(x, c) if isinstance(c, ViTConfig) else checked(x, c)
+        yield inner, x.to(weight.device, weight.dtype)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -87,9 +113,15 @@ def batches(pixels: Pixels, size: int = 8) -> Iterator[Tensor]:
 
 
 def grid_of(model: nn.Module, x: Tensor) -> Grid:
-    """Return the (rows, columns) of patches in pixels x [B, C, H, W]."""
-    P = unwrap(model).config.patch_size
+    """Return the (rows, columns) of patches in pixels x [B, C, H, W]; of a ResNet, those of its last feature map."""
+    P = cell_of(model)
     return -(-x.shape[2] // P), -(-x.shape[3] // P)
+
+
+def cell_of(model: nn.Module) -> int:
+    """Return the side in pixels of what one value of a map stands for: a patch, or a place of a ResNet's last map."""
+    c = unwrap_any(model).config
+    return c.patch_size if isinstance(c, ViTConfig) else c.pixels
 
 
 def patch_map(values: Array, model: nn.Module, grid: Grid) -> Array:
@@ -106,7 +138,7 @@ def to_array(x: Tensor) -> Array:
 
 def image_of(x: Tensor, model: nn.Module) -> NDArray[np.uint8]:
     """Undo the normalisation: [B, C, H, W] -> [B, H, W, 3] uint8 (one or two channels are shown in gray)."""
-    spec = unwrap(model).input_spec
+    spec = unwrap_any(model).input_spec
     mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (spec.mean, spec.std))
     shown = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()  # [B, C, H, W]
     shown = shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
@@ -140,7 +172,7 @@ def targets_of(logits: Tensor, target: int | None) -> Tensor:
     return torch.full((len(logits),), target, device=logits.device)
 
 
-def needs_head(vit: ViT, what: str) -> None:
+def needs_head(vit: Backbone, what: str) -> None:
     """Raise InputError if the model has no head, because `what` explains a class."""
     if not vit.config.num_classes:
         raise InputError(

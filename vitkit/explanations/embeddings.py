@@ -11,6 +11,7 @@ from vitkit.errors import InputError
 from vitkit.explanations.common import Grid, eval_mode, grid_of, patch_at, to_array, unwrap
 from vitkit.model.parts.blocks import Placed
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
+from vitkit.model.resnet import HybridStem
 from vitkit.types import Array
 
 WITH_POSITIONS: Takes = {**EVERY_PART, "positions": ("2d", "sincos")}
@@ -21,13 +22,16 @@ def filters(model: nn.Module, count: int = 28) -> tuple[Array, Array]:
     """Compute the principal components of the patch embedding filters (Figure 7, left).
 
     Args:
-        model: a ViT, compiled or plain.
+        model: a ViT, compiled or plain; of a hybrid, the filters of the stem's first convolution.
         count: maximum number of components (default: 28).
 
     Returns:
         Components [count, P, P, C] of unit length, the most important first, and their shares of the variance [count].
     """
-    E = unwrap(model).patch_embedding.projection.weight.float()  # [D, C, P, P]
+    first = unwrap(model).patch_embedding
+    # A hybrid's E does not see pixels; the first kernel of its stem does.
+    seeing = first.stem.root.conv if isinstance(first.stem, HybridStem) else first.projection
+    E = seeing.weight.float()  # [D, C, P, P]
     C, P = E.shape[1:3]
     flat = E.flatten(1) - E.flatten(1).mean(0)
     _, s, v = torch.linalg.svd(flat, full_matrices=False)  # v: [n, C P P]

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.explanations.common import Grid, eval_mode, grid_of, needs_head, targets_of, to_array
-from vitkit.model.vit import ViT
+from vitkit.explanations.common import Grid, cell_of, eval_mode_any, grid_of, needs_head, targets_of, to_array
+from vitkit.model.backbone import Backbone
 from vitkit.types import Array, Progress
 
 
 @torch.no_grad()
-def _log_probability(vit: ViT, x: Tensor, target: int, batch: int) -> Tensor:
+def _log_probability(vit: Backbone, x: Tensor, target: int, batch: int) -> Tensor:
     """Return the log-probability of one class, [B]."""
     return torch.cat([vit(part).float().log_softmax(1)[:, target] for part in x.split(batch)])
 
@@ -39,7 +39,7 @@ def occlusion(
     """Measure how far the log-probability of a class falls when a square of patches is covered with the mean colour.
 
     Args:
-        model: a ViT with a head, compiled or plain.
+        model: a ViT or ResNet with a head, compiled or plain.
         pixels: [B, C, H, W].
         target: the class (default: the most probable one of each image).
         window: side of the square in patches, an odd number (default: 3, or 1 if the grid is less than 7 patches wide
@@ -50,9 +50,9 @@ def occlusion(
     Returns:
         [B, rows, columns]: the fall for the square centred on each patch; negative if covering it helped.
     """
-    with eval_mode(model, pixels) as (vit, x):
+    with eval_mode_any(model, pixels) as (vit, x):
         needs_head(vit, "Occlusion")
-        P, (rows, columns) = vit.config.patch_size, grid_of(vit, x)
+        P, (rows, columns) = cell_of(vit), grid_of(vit, x)
         window = (3 if min(rows, columns) >= 7 else 1) if window is None else window
         if window < 1 or window % 2 == 0:
             raise InputError(f"Expected an odd window of at least 1 patch; got {window}.")
@@ -122,7 +122,7 @@ def faithfulness(
     """Score maps of one image, and a random order of its patches for comparison.
 
     Args:
-        model: a ViT with a head, compiled or plain.
+        model: a ViT or ResNet with a head, compiled or plain.
         pixels: one image, [1, C, H, W].
         maps: {name: [rows, columns]}, higher where there is more evidence for the class.
         target: the class (default: the most probable one).
@@ -130,11 +130,11 @@ def faithfulness(
         random: number of random orders, whose mean is returned as "random" (default: 3).
         seed: random seed of these orders (default: 0).
     """
-    with eval_mode(model, pixels) as (vit, x):
+    with eval_mode_any(model, pixels) as (vit, x):
         needs_head(vit, "Faithfulness")
         if len(x) != 1:
             raise InputError(f"Expected one image [1, C, H, W]; got {list(x.shape)}.")
-        P, grid, image = vit.config.patch_size, grid_of(vit, x), x[0]
+        P, grid, image = cell_of(vit), grid_of(vit, x), x[0]
         N = grid[0] * grid[1]
         label = int(targets_of(vit(x), target))
         rng = np.random.default_rng(seed)

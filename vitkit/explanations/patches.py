@@ -51,7 +51,7 @@ def embedding(model: nn.Module, pixels: Tensor) -> Arrays:
     with eval_mode(model, pixels) as (vit, x):
         if len(x) != 1:
             raise InputError(f"Expected one image [1, C, H, W]; got {list(x.shape)}.")
-        maps = vit.patch_embedding.projection(x)  # [1, D, rows, columns]
+        maps = vit.patch_embedding.projection(vit.patch_embedding.stem(x))  # [1, D, rows, columns]
         grid = (maps.shape[2], maps.shape[3])
         image = image_of(x, vit)[0]
         return {

@@ -10,7 +10,7 @@ import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vitkit.explanations.common import (
     PlotOptions,
     batches,
     eval_mode,
+    eval_mode_any,
     grid_of,
     image_of,
     needs_head,
@@ -33,11 +34,13 @@ from vitkit.explanations.common import (
     reader,
     targets_of,
     to_array,
-    unwrap,
+    unwrap_any,
 )
 from vitkit.explanations.draw import Figure
 from vitkit.explanations.embeddings import filters, patch_similarity, position_similarity
 from vitkit.explanations.occlusion import occlusion
+from vitkit.model.backbone import Backbone
+from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
 from vitkit.types import Array
 
@@ -60,6 +63,7 @@ class Plot:
         head: whether the model must have a classification head.
         evidence: whether it is a map of the evidence for a class, whose faithfulness can be scored.
         slow: whether it is made only on request.
+        models: the kinds of models that it can be made for.
     """
 
     title: str
@@ -72,10 +76,12 @@ class Plot:
     head: bool = False
     evidence: bool = False
     slow: bool = False
+    models: tuple[type[Backbone], ...] = (ViT,)
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether this plot can be made for the model."""
-        return not self.head or unwrap(model).config.num_classes > 0
+        inner = unwrap_any(model)
+        return isinstance(inner, self.models) and (not self.head or inner.config.num_classes > 0)
 
     def write(self, arrays: Arrays, base: Path) -> list[Path]:
         """Write the plot as `base`.png and .svg, and its data as .npz and .csv.
@@ -225,14 +231,14 @@ def _draw_rollout(arrays: Arrays) -> Figure:
     )
 
 
-def _class_name(vit: ViT, options: PlotOptions, k: int) -> str:
+def _class_name(vit: Backbone, options: PlotOptions, k: int) -> str:
     names = options.names or vit.input_spec.class_names
     return names[k] if names else str(k)
 
 
 # One image.
 def _predictions(model: nn.Module, pixels: Pixels, options: PlotOptions, top: int = 5) -> Arrays:
-    with torch.no_grad(), eval_mode(model, _one(pixels)) as (vit, x):
+    with torch.no_grad(), eval_mode_any(model, _one(pixels)) as (vit, x):
         needs_head(vit, "A prediction")
         p = to_array(vit(x).float().softmax(1))[0]
     best = np.argsort(-p, kind="stable")[:top]
@@ -304,7 +310,7 @@ def _similarity(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Array
 
 
 def _occlusion(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:
-    with eval_mode(model, _one(pixels)) as (vit, x):
+    with eval_mode_any(model, _one(pixels)) as (vit, x):
         needs_head(vit, "Occlusion")
         with torch.no_grad():
             target = int(targets_of(vit(x), options.target))
@@ -313,6 +319,23 @@ def _occlusion(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays
             "image": image_of(x, vit)[0],
             "target": np.array(target),
             "name": np.array(_class_name(vit, options, target)),
+        }
+
+
+@torch.no_grad()
+def _activation(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:
+    """Return each place's share of a ResNet's logit: the logit is the mean of the map, plus the head's bias."""
+    with eval_mode_any(model, _one(pixels)) as (resnet, x):
+        needs_head(resnet, "A class activation map")
+        assert isinstance(resnet, ResNet)
+        features = resnet.feature_map(x)  # [1, F, rows, columns]
+        head = cast(nn.Linear, resnet.head)
+        target = int(targets_of(head(features.mean((2, 3))), options.target))
+        return {
+            "activation": to_array(torch.einsum("f,frc->rc", head.weight[target], features[0])),
+            "image": image_of(x, resnet)[0],
+            "target": np.array(target),
+            "name": np.array(_class_name(resnet, options, target)),
         }
 
 
@@ -391,6 +414,7 @@ PLOTS: dict[str, Plot] = {
         arrays=_predictions,
         draw=_draw_predictions,
         head=True,
+        models=(ViT, ResNet),
     ),
     "attention": Plot(
         title="Attention of the class token, by layer and head (Eq. 6)",
@@ -448,5 +472,19 @@ PLOTS: dict[str, Plot] = {
         head=True,
         evidence=True,
         slow=True,
+        models=(ViT, ResNet),
+    ),
+    "activation": Plot(
+        title="Class activation map of a ResNet",
+        caption="Bright places raise the score of the class most; dark ones lower it. The score is the mean of this "
+        "map, so nothing is left out.",
+        needs="image",
+        value="activation",
+        axes=MAP,
+        arrays=_activation,
+        draw=_draw_over("activation", "Class activation map"),
+        head=True,
+        evidence=True,
+        models=(ResNet,),
     ),
 }

@@ -20,11 +20,13 @@ from vitkit.errors import InputError, OutputError, nearest
 from vitkit.evaluation.names import cells, class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explanations import draw
-from vitkit.explanations.common import Arrays, Grid, PlotOptions, grid_of, targets_of, unwrap
+from vitkit.explanations.common import Arrays, Grid, PlotOptions, cell_of, grid_of, targets_of, unwrap_any
 from vitkit.explanations.occlusion import Faithfulness, faithfulness
 from vitkit.explanations.plots import MAP, PLOTS, write_table
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.model.config import InputSpec
+from vitkit.model.create import need_vit
+from vitkit.model.vit import ViT
 from vitkit.types import Array, Plotted, Progress
 
 
@@ -153,7 +155,7 @@ def explain(
     """Explain images one by one, and write the files of each into its own folder inside `out`.
 
     Args:
-        model: a ViT, compiled or plain.
+        model: a ViT or a ResNet, compiled or plain.
         images: anything that `vitkit.predict` accepts.
         out: folder to write to.
         target: name or number of the class to explain (default: the most probable class of each image).
@@ -165,7 +167,9 @@ def explain(
         image_size: image size in pixels (default: the model's).
         progress: called with (done, total) during occlusion.
     """
-    vit, source = unwrap(model), Images(images)
+    vit, source = unwrap_any(model), Images(images)
+    if not isinstance(vit, ViT) and (patch is not None or layer is not None):
+        need_vit(vit, "Comparing patches (--patch, --layer)")
     spec, K = at_size(vit.input_spec, image_size), vit.config.num_classes
     names = class_names(vit) if K else ()
     if not K and (target is not None or occlusion or score):
@@ -173,6 +177,8 @@ def explain(
             "Expected a model with a classification head for --class, --occlusion or --faithfulness; this one has no "
             "head (num_classes=0). Remove these options, or load a model that has classes."
         )
+    if not K:
+        need_vit(vit, "Explaining a model without a head")
     used: set[str] = set()
     for i in range(len(source)):
         image, _ = source.read(i)
@@ -234,7 +240,7 @@ def _one(
         pictures = {}
         for key, heat in maps.items():
             at = tuple(int(v) for v in found[key]["patch"]) if "patch" in found[key] else None
-            pictures[key] = over(image, heat, spec, model.config.patch_size, at)  # type: ignore[arg-type]
+            pictures[key] = over(image, heat, spec, cell_of(model), at)  # type: ignore[arg-type]
             Image.fromarray(pictures[key]).save(folder / f"{key}.png")
         _columns(folder / "patches.csv", maps)
         for key in chosen.keys() - maps.keys() - {"predictions"}:

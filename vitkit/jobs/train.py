@@ -19,8 +19,8 @@ from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, OutputError, UnreadableFile, pick
 from vitkit.jobs.splits import absolute, some, train_and_val, unlabelled
 from vitkit.model.backbone import Backbone, Config
-from vitkit.model.config import InputSpec, ViTConfig, check_fields
-from vitkit.model.create import build, config_from_dict, configuration, need_vit
+from vitkit.model.config import InputSpec, ViTConfig, check_fields, config_from_dict
+from vitkit.model.create import build, configuration, need_vit
 from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime

@@ -17,7 +17,14 @@ from typing import Any, Literal, TypeVar
 from vitkit.errors import ConfigError, UnreadableFile, nearest, pick
 from vitkit.model import checks
 from vitkit.model.checks import pair
-from vitkit.model.resnet_config import ResNetConfig, resnet_name, resnet_of
+from vitkit.model.resnet_config import (
+    STANDARDISED,
+    STEM_PIXELS,
+    ResNetConfig,
+    Standardisation,
+    resnet_name,
+    resnet_of,
+)
 
 C = TypeVar("C", bound="ViTConfig | InputSpec")
 
@@ -27,7 +34,7 @@ BlockKind = Literal["pre-norm", "res-post-norm", "parallel"]
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["final", "patches", "first", "queries", "heads", "hidden"]
 Biasless = Literal["patches", "keys", "out", "mlp", "head"]
-Stem = Literal["none"]
+Stem = Literal["none", "r/4", "r14/32", "r26/32", "r50/16", "r50/32"]
 Positions = Literal["1d", "none", "2d", "sincos"]
 PositionsIn = Literal["first", "every", "shared"]
 Relative = Literal["none", "offsets", "bias", "eva02", "dinov3", "axial", "perception", "perception-g", "mixed"]
@@ -143,7 +150,9 @@ class ViTConfig:
         without_bias: the layers that have no bias: `patches`, `keys`, `out` (U_msa), `mlp`, `head`. For q, k and v
             together, use qkv_bias.
         stem: what pixels pass through before they are cut into patches, a row of `parts.stems.STEMS`: `none` (the
-            paper's ViT), or a ResNet (its hybrids).
+            paper's ViT), or a ResNet (its hybrids), such as `r50/16`; patch_size stays that in pixels of the image.
+        standardisation: numerics of that ResNet, a row of `resnet.STANDARDISATIONS`: `google` (the authors' hybrids),
+            `bit` or `timm`.
         positions: what is added to the tokens, a row of `parts.positions.POSITIONS`: `1d` (the paper), `none`, `2d`
             (appendix D.4) or `sincos` (fixed).
         positions_in: where they are added: before the `first` block (the paper), before `every` block, each with its
@@ -190,6 +199,7 @@ class ViTConfig:
     norms: tuple[NormPlace, ...] = ("final",)
     without_bias: tuple[Biasless, ...] = ()
     stem: Stem = "none"
+    standardisation: Standardisation = "google"
     positions: Positions = "1d"
     positions_in: PositionsIn = "first"
     relative: Relative = "none"
@@ -265,6 +275,12 @@ class ViTConfig:
             raise ConfigError(f"pre_logits needs features as wide as a token; pool={self.pool!r} gives two of them.")
 
     def _check_parts(self) -> None:
+        checks.one_of("standardisation", self.standardisation, Standardisation)
+        if self.patch_size % (pixels := STEM_PIXELS.get(self.stem, 1)):
+            raise ConfigError(
+                f"patch_size must be a multiple of {pixels} with stem={self.stem!r}, which makes one output of "
+                f"{pixels} x {pixels} pixels; got {self.patch_size}."
+            )
         if "keys" in self.without_bias and not self.qkv_bias:
             raise ConfigError("without_bias='keys' needs qkv_bias=True; with qkv_bias=False no key has a bias anyway.")
         if self.positions_in != "first" and (self.positions == "none" or self.block != "pre-norm"):
@@ -540,10 +556,27 @@ PATCHES: dict[str, tuple[int, ...]] = {
     "g": (14,),
     "G": (14,),
 }
+# Section 3.1, "Hybrid Architecture", and "How to train your ViT?" (R, R26): the stem, the size, and the pixels per side
+# of a token. R+ViT-Ti/16 has 32, whatever its name says: its patches are 8 x 8 outputs of 4 x 4 pixels each.
+HYBRIDS: dict[str, tuple[Stem, str, int]] = {
+    "r+vit-ti/16": ("r/4", "ti", 32),
+    "r26+vit-s/32": ("r26/32", "s", 32),
+    "r26+vit-b/32": ("r26/32", "b", 32),
+    "r50+vit-b/16": ("r50/16", "b", 16),
+    "r50+vit-b/32": ("r50/32", "b", 32),
+    "r50+vit-l/16": ("r50/16", "l", 16),
+    "r50+vit-l/32": ("r50/32", "l", 32),
+}
 VARIANTS: dict[str, ViTConfig] = {
-    f"vit-{size}/{patch}": ViTConfig(patch_size=patch, **SHAPES[size], **NUMERICS["paper"])
-    for size, patches in PATCHES.items()
-    for patch in patches
+    **{
+        f"vit-{size}/{patch}": ViTConfig(patch_size=patch, **SHAPES[size], **NUMERICS["paper"])
+        for size, patches in PATCHES.items()
+        for patch in patches
+    },
+    **{
+        name: ViTConfig(stem=stem, patch_size=patch, **SHAPES[size], **NUMERICS["paper"])
+        for name, (stem, size, patch) in HYBRIDS.items()
+    },
 }
 
 _TIMM_SIZES = {
@@ -557,6 +590,8 @@ _TIMM_SIZES = {
     "gigantic": "G",
 }
 _NAME = re.compile(r"(?:vit[-_ ]?)?([a-z]+|so400m)(?:[-_/ ](\d+))?", re.IGNORECASE)  # ViT-Base, B/16, vit_b_16
+_HYBRID = re.compile(r"(r\d*)\+(?:vit[-_ ]?)?([a-z]+)[-_/ ](\d+)", re.IGNORECASE)  # R50+ViT-B/16, R+Ti_16
+_TIMM_HYBRID = re.compile(r"(?:timm/)?vit_(\w+?)_(r\d*)_s(\d+)(?:_p8)?(?:_(\d+))?", re.IGNORECASE)
 _TIMM_NAME = re.compile(r"(?:\w+/)?vit[-_](\w+?)[-_]patch(\d+)(?:[-_](\d+))?", re.IGNORECASE)
 
 
@@ -589,10 +624,16 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         UnknownName: there is no such variant; lists those there are.
         ConfigError: the fields do not work together.
     """
-    key, found = str(name), {}
+    key, found = str(name), dict[str, Any]()
     if resnet_name(key):
         raise ConfigError(f"Expected a Vision Transformer, such as vit-b/16; {name!r} is a ResNet.")
-    if match := _TIMM_NAME.fullmatch(key):
+    if match := _HYBRID.fullmatch(key):
+        key = f"{match[1]}+vit-{_TIMM_SIZES.get(match[2].lower(), match[2])}/{match[3]}".lower()
+    elif (match := _TIMM_HYBRID.fullmatch(key)) and match[1].lower() in _TIMM_SIZES:
+        key = f"{match[2]}+vit-{_TIMM_SIZES[match[1].lower()]}/{match[3]}".lower()
+        if match[4]:
+            found["image_size"] = int(match[4])
+    elif match := _TIMM_NAME.fullmatch(key):
         size = _TIMM_SIZES.get(match[1].lower())
         key = f"vit-{size}/{match[2]}" if size else key
         if match[3]:
@@ -607,15 +648,22 @@ def variant(name: str, *, numerics: str | None = None, **overrides: Any) -> ViTC
         patch = match[2] or {"h": "14", "g": "14", "G": "14", "so400m": "14"}.get(size, "16")  # the paper's H has 14
         key = f"vit-{size}/{patch}" if size in SHAPES else key  # g and G differ only in case
     row = pick(VARIANTS, key, "variant")
+    if row.stem != "none" and numerics in STANDARDISED and numerics != "paper":
+        found["standardisation"] = STANDARDISED[numerics]
     changes = found | (pick(NUMERICS, numerics, "numerics") if numerics else {}) | overrides
     return dataclasses.replace(row, **check_fields(changes, "A model"))
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ViTConfig | ResNetConfig:
+    """Build a configuration from the result of its `to_dict`; the fields tell a ResNet from a ViT."""
+    return ResNetConfig.from_dict(values) if "depths" in values else ViTConfig.from_dict(values)
 
 
 def variant_of(config: ViTConfig | ResNetConfig) -> str:
     """Return the name of the published variant that a model is, or an empty string."""
     if isinstance(config, ResNetConfig):
         return resnet_of(config)
-    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
+    same = ("stem", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return next(
         (
             name

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from vitkit.model.config import ViTConfig
-from vitkit.model.resnet_config import ResNetConfig
+from vitkit.model.resnet_config import STEM_CHANNELS, STEM_DEPTHS, STEM_PIXELS, ResNetConfig
 
 
 def _norm(c: ViTConfig, width: int, place: str = "") -> int:
@@ -47,10 +47,11 @@ def parameters(c: ViTConfig | ResNetConfig) -> int:
         convolutions = list(_convolutions(c.depths, c.hidden_sizes, c.embedding_size, c.num_channels, c.image_hw))
         norms = 2 * sum(_pre_activation_norms(c)) + 2 * c.width
         return sum(weights for weights, _ in convolutions) + norms + (c.width + 1) * c.num_classes
-    D, M, K, PPC = c.hidden_size, c.intermediate_size, c.num_classes, c.patch_size ** 2 * c.num_channels
+    D, M, K, PPC = c.hidden_size, c.intermediate_size, c.num_classes, _patch(c)
     L, branches = c.num_hidden_layers, 1 if c.block == "parallel" else 2
     embedding = PPC * D + (0 if "patches" in c.without_bias else D) + D * c.num_prefix_tokens      # E, tokens
     embedding += _norm(c, D, "patches") + _norm(c, D, "first")
+    embedding += sum(weights for weights, _ in _stem(c)) + _stem_norms(c)                          # a hybrid's ResNet
     embedding += _positions(c) * (L if c.positions_in == "every" else 1)                           # E_pos
     attention = sum(_attention(c, len(c.heads_of(layer))) for layer in range(L))
     rest = _mlp(c, M) + _norm(c, M, "hidden") + branches * (_norm(c, D) + (0 if c.layer_scale is None else D))
@@ -78,7 +79,7 @@ def flops(c: ViTConfig | ResNetConfig) -> int:
     products = 3 if c.hidden_act == "swiglu" else 2                                                # of an MLP
     scores = 3 if c.relative == "offsets" else 2                                                   # q k^T, A v, q r^T
     widths = [len(c.heads_of(layer)) * c.head_size for layer in range(c.num_hidden_layers)]
-    embedding = N * c.patch_size ** 2 * c.num_channels * D                                         # Eq. 1
+    embedding = N * _patch(c) * D + sum(weights * places for weights, places in _stem(c))          # Eq. 1
     layers = sum(T * 4 * width * D + scores * T * T * width + T * products * D * M for width in widths)
     pool = 0
     if c.pool == "map":
@@ -112,6 +113,32 @@ def _convolutions(
             yield 9 * narrow * narrow, places
             yield narrow * width, places
             channels = width
+
+
+def _patch(c: ViTConfig) -> int:
+    """Numbers in a flattened patch: P^2 C, or fewer but deeper ones after a stem."""
+    return (c.patch_size // STEM_PIXELS.get(c.stem, 1)) ** 2 * STEM_CHANNELS.get(c.stem, c.num_channels)
+
+
+def _stem(c: ViTConfig) -> list[tuple[int, int]]:
+    """Weights and places of each convolution of a hybrid's stem."""
+    if c.stem == "none":
+        return []
+    depths, image = STEM_DEPTHS[c.stem], (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
+    return list(_convolutions(depths, _stem_widths(depths), 64, c.num_channels, image))
+
+
+def _stem_widths(depths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(256 * 2 ** stage for stage in range(len(depths)))
+
+
+def _stem_norms(c: ViTConfig) -> int:
+    """Parameters of the norms of a hybrid's stem: one after each convolution."""
+    if c.stem == "none":
+        return 0
+    depths = STEM_DEPTHS[c.stem]
+    stages = zip(depths, _stem_widths(depths), strict=True)
+    return 2 * (64 + sum(depth * (width // 4 + width // 4 + width) + width for depth, width in stages))
 
 
 def _pre_activation_norms(c: ResNetConfig) -> Iterator[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.model.backbone import Backbone, Config
-from vitkit.model.config import InputSpec, ViTConfig, variant
+from vitkit.model.config import InputSpec, variant
 from vitkit.model.resnet import ResNet
 from vitkit.model.resnet_config import ResNetConfig, resnet_name, resnet_variant
 from vitkit.model.vit import ViT
@@ -40,11 +39,6 @@ def build(config: Config, input_spec: InputSpec | None = None) -> Backbone:
     if isinstance(config, ResNetConfig):
         return ResNet(config, input_spec)
     return ViT(config, input_spec)
-
-
-def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Build a configuration from the result of its `to_dict`; the fields tell a ResNet from a ViT."""
-    return ResNetConfig.from_dict(values) if "depths" in values else ViTConfig.from_dict(values)
 
 
 def need_vit(model: Backbone, what: str) -> ViT:

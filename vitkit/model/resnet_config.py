@@ -108,6 +108,17 @@ class ResNetConfig:
 
 
 MOST_STAGES = 4
+# What comes before a hybrid's Transformer: units per stage of a ResNet. The number is the pixels per side of one of its
+# outputs; R50/16 has the units of its fourth stage in the third (section 4.1). `r/4` is a first convolution alone.
+STEM_DEPTHS: dict[str, tuple[int, ...]] = {
+    "r/4": (),
+    "r14/32": (1, 1, 1, 1),
+    "r26/32": (2, 2, 2, 2),
+    "r50/16": (3, 4, 9),
+    "r50/32": (3, 4, 6, 3),
+}
+STEM_PIXELS = {name: int(name.rpartition("/")[2]) for name in STEM_DEPTHS}
+STEM_CHANNELS = {name: 64 * 4 * 2 ** (len(depths) - 1) if depths else 64 for name, depths in STEM_DEPTHS.items()}
 # Units per stage, from "Deep Residual Learning" (50, 101, 152) and "Identity Mappings" (200).
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 # The ResNets of the paper's Tables 2, 3 and 6, and those that Big Transfer (arXiv 1912.11370) published.

@@ -128,8 +128,15 @@ def results(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"table": table, "drawn": [(figure(one, name), CAPTIONS[name]) for name, one in drawn.items()]}
 
 
+LOOKED = {  # the maps next to a wrong prediction, those that fit the model, and what the page calls them
+    "rollout": "attention rollout",
+    "gradient-rollout": "rollout weighted by the gradient of the predicted class",
+    "activation": "class activation map of the predicted class",
+}
+
+
 def wrong(found: Mapping[str, Any], held: Source, model: Any, max_images: int) -> list[dict[str, Any]]:
-    """Return the most confident wrong predictions with their images, and with rollouts if there is a model."""
+    """Return the most confident wrong predictions with their images, and with maps (LOOKED) if there is a model."""
     places = {name: i for i, name in enumerate(held.names)} if found["worst"] else {}
     result: list[dict[str, Any]] = []
     for row in found["worst"]:
@@ -141,13 +148,11 @@ def wrong(found: Mapping[str, Any], held: Source, model: Any, max_images: int) -
             names = [score["name"] for score in found["per_class"]]
             x = preprocess(image, model.input_spec, row["image"])[None]
             target = names.index(row["predicted"]) if row["predicted"] in names else None
-            maps = [
-                PLOTS[name].arrays(model, x, PlotOptions(target=target)) for name in ("rollout", "gradient-rollout")
-            ]
-            looked = [
-                picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value]))
-                for name, one in zip(("rollout", "gradient-rollout"), maps, strict=True)
-            ]
+            looked = []
+            for name, words in LOOKED.items():
+                if PLOTS[name].fits(model):
+                    one = PLOTS[name].arrays(model, x, PlotOptions(target=target))
+                    looked.append((picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value])), words))
         result.append({**row, "picture": thumbnail(image, 160), "looked": looked})
         if len(result) == MOST_WRONG:
             break

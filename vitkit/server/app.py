@@ -199,7 +199,7 @@ def _api(app: FastAPI, service: Service) -> None:
         uploads = await read_uploads(request, settings)
         found = await service.embed(uploads)
         return Embeddings(
-            width=service.model.config.hidden_size,
+            width=service.model.config.width,
             results=[Embedding(name=one.name, embedding=y.tolist()) for one, y in zip(uploads, found)],
         )
 
@@ -263,7 +263,7 @@ def _api(app: FastAPI, service: Service) -> None:
             "pictures": {
                 name: plot.title
                 for name, plot in explaining.PICTURES.items()
-                if service.explains and plot.fits(service.model)
+                if service.embeds and plot.fits(service.model)
             },
             "samples": {path: pages.SAMPLES[path][1] for path in pages.samples()},
         }

@@ -117,13 +117,18 @@ class Service:
         return features
 
     @property
+    def embeds(self) -> bool:
+        """Whether it has features; an exported file can only predict."""
+        return isinstance(self.model, Backbone)
+
+    @property
     def explains(self) -> bool:
         """Whether it can show attention; an exported file can only predict, and a ResNet has no attention."""
         return isinstance(self.model, ViT)
 
     def need_model(self) -> None:
         """Raise InputError if the model is an exported file."""
-        if not isinstance(self.model, Backbone):
+        if not self.embeds:
             raise InputError(
                 f"This server runs an exported file ({self.engine}), which can only predict. Serve the weights "
                 f"themselves for embeddings and explanations."

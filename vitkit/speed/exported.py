@@ -22,8 +22,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, InputError, UnreadableFile, pick
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
-from vitkit.model.config import InputSpec
-from vitkit.model.create import config_from_dict
+from vitkit.model.config import InputSpec, config_from_dict
 from vitkit.model.inputs import checked, validate_and_pad
 from vitkit.model.resnet_config import ResNetConfig
 from vitkit.speed import onnx, openvino

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vitkit.data.augment import Augment
 from vitkit.data.mix import Mix
-from vitkit.model.config import NUMERICS, ViTConfig
+from vitkit.model.config import HYBRIDS, NUMERICS, ViTConfig
 from vitkit.model.resnet_config import RESNETS
 from vitkit.training.recipe import INCEPTION, Recipe
 
@@ -66,7 +66,7 @@ _TABLE4 = Recipe(
     val=0.01,
 )
 # B.1.1: on ImageNet, ResNets and hybrids also try 0.06.
-_SWEPT_FURTHER = tuple(RESNETS)
+_SWEPT_FURTHER = (*RESNETS, *HYBRIDS)
 _SMALL_SETS = replace(_TABLE4, lr_choices=(0.001, 0.003, 0.01, 0.03))
 _500_STEPS = replace(
     _SMALL_SETS,
@@ -190,6 +190,10 @@ RECIPES: dict[str, Recipe] = {
     "pretrain-jft-r50": replace(_JFT_RESNET, models=("r50x1", "r50x2"), lr=1e-3),
     "pretrain-jft-r101": replace(_JFT_RESNET, models=("r101x1",), lr=8e-4),
     "pretrain-jft-r152": replace(_JFT_RESNET, models=("r152x1", "r152x2"), lr=6e-4),
+    "pretrain-jft-r50-b": replace(_JFT, models=("r50+vit-b/16", "r50+vit-b/32")),
+    "pretrain-jft-r50-l32": replace(_JFT, models=("r50+vit-l/32",), lr=2e-4),
+    "pretrain-jft-r50-l16": replace(_JFT, models=("r50+vit-l/16",), lr=4e-4),
+    "pretrain-jft-r50-l16-14": replace(_JFT, models=("r50+vit-l/16",), lr=4e-4, epochs=14),
     "pretrain-21k-b": replace(_21K, models=("vit-b/16", "vit-b/32"), epochs=90),
     "pretrain-21k-l-30": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=30),
     "pretrain-21k-l-90": replace(_21K, models=("vit-l/16", "vit-l/32"), epochs=90),
@@ -213,7 +217,7 @@ RECIPES: dict[str, Recipe] = {
         _TABLE4,
         models=_SWEPT_FURTHER,
         lr_choices=(0.003, 0.01, 0.03, 0.06),
-        expect="From JFT, 7 epochs: R50x1 77.54%, R152x2 84.97% (Table 6).",
+        expect="From JFT, 7 epochs: R50x1 77.54%, R152x2 84.97%, R50+ViT-B/16 85.58% (Table 6).",
     ),
     "finetune-cifar10": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 98.95% (Table 5)."),
     "finetune-cifar100": replace(_SMALL_SETS, steps=10_000, val=0.02, expect="From 21k: B/16 91.67% (Table 5)."),

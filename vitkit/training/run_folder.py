@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import CheckpointError, ConfigError, OutputError, UnreadableFile
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import config_from_dict
 from vitkit.training.lock import NAME
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ class RunFolder:
 def whole_config(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a run's model, whatever the format of its run.json; empty if it names none."""
     config = info.get("config") or info.get("same", {}).get("config")
-    return ViTConfig.from_dict(config).to_dict(whole=True) if config else {}
+    return config_from_dict(config).to_dict(whole=True) if config else {}
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
