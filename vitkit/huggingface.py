@@ -423,7 +423,8 @@ class Pretrained(nn.Module):
 
         Args:
             source: a folder, a file or a hub id: anything that `vitkit.load` accepts.
-            changes: other arguments of `vitkit.load`, such as num_classes (`num_labels` is accepted too).
+            changes: other arguments of `vitkit.load`, such as num_classes (`num_labels` is accepted too); ViTModel also
+                takes use_mask_token, for the mask token of masked pre-training.
         """
         from vitkit import interfaces
 

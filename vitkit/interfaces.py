@@ -10,10 +10,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vitkit import huggingface, paper
-from vitkit.checkpoints import DIALECTS, load, save
+from vitkit.checkpoints import DIALECTS, load, open_checkpoint, save
 from vitkit.errors import CannotExpress, InputError
 from vitkit.model.backbone import Backbone
 from vitkit.model.config import ViTConfig
@@ -136,14 +137,18 @@ def as_huggingface(model: nn.Module) -> Twelve:
     return cast(Twelve, _filled(huggingface.ViTModel(vit.config, vit.config.pre_logits), vit, "huggingface"))
 
 
-def pretrained(kind: type[Any], source: str | Path, **changes: Any) -> Any:
+def pretrained(kind: type[Any], source: str | Path, *, use_mask_token: bool = False, **changes: Any) -> Any:
     """Load weights of any dialect into one of the twelve classes: what their `from_pretrained` does.
 
     Args:
         kind: huggingface.ViTModel or huggingface.ViTForImageClassification.
         source: anything that `vitkit.load` accepts.
+        use_mask_token: whether a ViTModel gets a mask token: that of masked pre-training if the file has one, otherwise
+            zeros, as in a new model.
         changes: other arguments of `vitkit.load`.
     """
+    if use_mask_token and kind is not huggingface.ViTModel:
+        raise InputError(f"use_mask_token is for ViTModel; {kind.__name__} has no mask token.")
     vit = load(source, **changes)
     if kind is huggingface.ViTModel and vit.config.num_classes:
         vit.config = dataclasses.replace(vit.config, num_classes=0)
@@ -151,7 +156,20 @@ def pretrained(kind: type[Any], source: str | Path, **changes: Any) -> Any:
         vit.head = nn.Identity()
     elif kind is huggingface.ViTForImageClassification and not vit.config.num_classes:
         vit = load(source, **{"num_classes": 2, **changes})  # as the hub: a new head, and a note that says so
-    return as_huggingface(vit)
+    model = as_huggingface(vit)
+    if use_mask_token:
+        cls_token = cast(Any, model).embeddings.cls_token
+        token = _mask_token(source, **{name: value for name, value in changes.items() if name == "revision"})
+        token = torch.zeros_like(cls_token) if token is None else token.reshape(cls_token.shape).to(cls_token)
+        cast(Any, model).embeddings.mask_token = nn.Parameter(token.clone())
+    return model
+
+
+def _mask_token(source: str | Path, **how: Any) -> Tensor | None:
+    """Return the mask token that a checkpoint of ours or of the hub keeps beside the model."""
+    found = open_checkpoint(source, **how)
+    name = next((name for name in found.unused if name.endswith("mask_token")), None)
+    return None if name is None else found.raw()[name]
 
 
 def save_pretrained(model: nn.Module, folder: str | Path) -> None:

@@ -20,7 +20,7 @@ from vitkit.checkpoints import containers
 from vitkit.data.loader import TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.data.preprocess import preprocess
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import ConfigError, DataError, InputError
 from vitkit.jobs.pretrain import learner_of, pictures, write_picture
 from vitkit.jobs.splits import unlabelled
 from vitkit.jobs.train import prepare
@@ -247,6 +247,20 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     )
     assert not torch.equal(last, ema)  # the average has a mask token of its own
     assert last.abs().max() > 0
+
+
+def test_the_twelve_classes_get_the_learnt_mask_token(tmp_path: Path) -> None:
+    run(tmp_path / "r", MASKED)
+    learnt = containers.read(tmp_path / "r" / "best.safetensors")[0]["pretraining/mask_token"]
+    twelve = vitkit.huggingface.ViTModel.from_pretrained(str(tmp_path / "r"), use_mask_token=True)
+    assert torch.equal(twelve.embeddings.mask_token, learnt)
+    assert learnt.abs().max() > 0
+    assert vitkit.huggingface.ViTModel.from_pretrained(str(tmp_path / "r")).embeddings.mask_token is None
+    vitkit.save(vitkit.load(tmp_path / "r"), tmp_path / "plain.safetensors")
+    plain = vitkit.huggingface.ViTModel.from_pretrained(str(tmp_path / "plain.safetensors"), use_mask_token=True)
+    assert plain.embeddings.mask_token.abs().max() == 0
+    with pytest.raises(InputError, match="has no mask token"):
+        vitkit.huggingface.ViTForImageClassification.from_pretrained(str(tmp_path / "r"), use_mask_token=True)
 
 
 def test_validation_by_hand(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from vitkit.cli.study import parse_over
 from vitkit.cli.sweep import numeric_axis
 from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError, OutputError
+from vitkit.explanations import draw
 from vitkit.features import ridge
 from vitkit.jobs import cells
 from vitkit.jobs.cells import SIZES, Request, arguments, name_of, product, sweep_cells
@@ -310,3 +311,5 @@ def test_what_the_picture_shows() -> None:
     assert numeric_axis({"pool": ["cls", "mean"]}) == (None, None)
     assert numeric_axis({"lr": [0.1]}) == (None, None)
     assert numeric_axis({"epochs": [1, 3]}) == ("epochs", None)
+    axis = draw.lines({"a": ([1e12, 1e14], [0.1, 0.2])}, title="", x="", y="", log_x=True).axes[0]
+    assert axis.xaxis.get_major_formatter()(1e12, 0) == "1e+12"  # text is not parsed as a formula

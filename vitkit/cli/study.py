@@ -51,6 +51,7 @@ def study(
     row = pick(STUDIES, name, "study")
     if epochs is not None and row.epochs is None:
         raise ConfigError(f"The cells of {name} set their own epochs; leave --epochs out.")
+    print(f"{row.source}, in small. {row.question}")
     compare(
         Request(
             data=data,
@@ -61,7 +62,7 @@ def study(
             shots=row.shots if shots is None else shots,
         ),
         row.with_seeds(range(seeds)),
-        title=f"{row.question} ({row.source}, in small)",
+        title=f"{row.source}, in small",
         axes=(row.x, row.series),
         paper=row.paper,
         resume=resume,

@@ -286,6 +286,8 @@ def lines(
         axis.set_ylim(-0.03 * most, 1.02 * most)  # a point at zero stays clear of the frame
     if log_x:
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, place: f"{value:g}")  # the usual one writes formulas
+        axis.xaxis.set_minor_formatter(lambda value, place: "")
     axis.grid(alpha=0.25)
     if len(series) > 1:
         axis.legend(fontsize=8, framealpha=0)

@@ -187,16 +187,17 @@ def picture(rows: Sequence[Mapping[str, Any]], title: str, x: str | None, series
     if x is None:
         found = {words: ([r[s] for r in rows], [r.get(f"{s}_std") for r in rows]) for words, s in scores.items()}
         figures = [
-            draw.dots([label(row["cell"]) for row in rows], {words: values}, title=title, x=words)
-            for words, values in found.items()
+            draw.dots([label(row["cell"]) for row in rows], {words: values}, title=title if not i else "", x=words)
+            for i, (words, values) in enumerate(found.items())
         ]
         return figures[0] if len(figures) == 1 else draw.stacked(figures)
-    drawn = []
+    drawn: list[draw.Figure] = []
     for words, score in scores.items():
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             at = row["cell"].get(x, row.get(x))
             lines.setdefault(_word(row["cell"].get(series)) if series else "", []).append((float(at), row[score]))
         points = {name: tuple(zip(*sorted(pairs), strict=True)) for name, pairs in lines.items()}
-        drawn.append(draw.lines(points, title=title, x=AXES.get(x, x), y=words, log_x=True))  # type: ignore[arg-type]
+        above = title if not drawn else ""
+        drawn.append(draw.lines(points, title=above, x=AXES.get(x, x), y=words, log_x=True))  # type: ignore[arg-type]
     return drawn[0] if len(drawn) == 1 else draw.stacked(drawn)
