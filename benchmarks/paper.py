@@ -104,7 +104,8 @@ def study(args: argparse.Namespace) -> None:
     if args.epochs and row.epochs is None:
         raise SystemExit(f"The cells of {args.study} set their own epochs; leave --epochs out.")
     rows = sweep_cells(request, cells, resume=True, jobs=args.jobs, say=lambda text: print(text, flush=True))
-    assert rows is not None
+    if isinstance(rows, int):
+        raise SystemExit(128 + rows)
     for one in rows:
         one["test"] = tested(args, out / one["name"], one["weights"])
     write(out / "study.json", {"study": args.study, "epochs": epochs, "rows": rows, "summary": summary(rows)})
@@ -165,7 +166,8 @@ def tuned(args: argparse.Namespace, start: str, share: float, lr: float, seed: i
         how={"weights": str(args.out / "pretrain")} if start == "masked" else {},
     )
     row = train_cell(request, {"images": share, "lr": lr, "seed": seed}, resume=True)
-    assert row is not None
+    if isinstance(row, int):
+        raise SystemExit(128 + row)
     return {**row, "start": start, "share": share, "lr": lr, "seed": seed, "name": task_name(start, share, lr, seed)}
 
 

@@ -111,9 +111,9 @@ def compare(
 
     with Watch(console=console(), clean=printable) as watch:
         rows = sweep_cells(request, cells, resume=resume, jobs=jobs, watch=watch, say=watch.say)
-    if rows is None:
+    if isinstance(rows, int):
         print("stopped; everything is saved. To continue, repeat the command with --resume.")
-        raise typer.Exit(130)
+        raise typer.Exit(128 + rows)
     found = summary(rows)
     heads, lines = table(found, paper)
     print_table(heads, lines)

@@ -147,8 +147,8 @@ def sweep_cells(
     jobs: int = 1,
     watch: Watch | None = None,
     say: Callable[[str], None] = print,
-) -> list[dict[str, Any]] | None:
-    """Train and measure every cell; return a row of results for each, in order, or None if it was interrupted.
+) -> list[dict[str, Any]] | int:
+    """Train and measure every cell; return a row of results for each, in order, or the signal that interrupted it.
 
     Args:
         request: what all cells have in common.
@@ -174,8 +174,8 @@ def sweep_cells(
     if len(left) < len(cells):
         say(f"{len(cells) - len(left)} of {len(cells)} cells are finished")
     for number, row in enumerate(_trained(request, left, resume, jobs, watch, say), len(cells) - len(left) + 1):
-        if row is None:
-            return None
+        if isinstance(row, int):
+            return row
         done[row["name"]] = row
         _write(request, done)
         say(f"{number} of {len(cells)}  {row['name']}: {shown(row)}")
@@ -219,8 +219,8 @@ def _write(request: Request, done: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _trained(
     request: Request, cells: Sequence[Cell], resume: bool, jobs: int, watch: Watch | None, say: Callable[[str], None]
-) -> Iterator[dict[str, Any] | None]:
-    """Train cells, one after the other or in processes of their own; yield each row as it comes, None if stopped."""
+) -> Iterator[dict[str, Any] | int]:
+    """Train cells, one after the other or in processes of their own; yield each row, or a signal, as it comes."""
     if jobs <= 1 or len(cells) <= 1:
         for cell in cells:
             say(name_of(cell))
@@ -241,8 +241,8 @@ def _trained(
 
 def train_cell(
     request: Request, cell: Cell, resume: bool, watch: Watch | None = None, aloud: bool = False
-) -> dict[str, Any] | None:
-    """Train one cell and measure it on its validation part; None if it was interrupted.
+) -> dict[str, Any] | int:
+    """Train one cell and measure it on its validation part; the number of a signal if one interrupted it.
 
     Args:
         request: what all cells have in common.
@@ -261,7 +261,7 @@ def train_cell(
     ready = request.prepare(cell, resume=resume)
     run, outcome = start(ready, tell if aloud else watch)
     if outcome.interrupted:  # even if this cell was finished: the sweep is not
-        return None
+        return outcome.signal
     which = "ema" if ready.recipe.ema is not None else "last"
     train, val, config = ready.train, ready.val, ready.model.config
     row: dict[str, Any] = {
