@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from typing import Annotated, Any
@@ -47,6 +48,14 @@ def serve(
     max_megapixels: Annotated[
         float, typer.Option("--max-megapixels", help="Maximum size of one image (default: 50).")
     ] = 50.0,
+    max_request_megapixels: Annotated[
+        float,
+        typer.Option(
+            "--max-request-megapixels",
+            help="Maximum size of all images of one request, and of all requests of one client in progress "
+            "(default: 400).",
+        ),
+    ] = 400.0,
     token: Annotated[
         str | None,
         typer.Option(
@@ -77,8 +86,8 @@ def serve(
         from vitkit.optional import need
 
         need("scale", "ray")
-    from vitkit.server.server import LOCAL, is_local, listen
-    from vitkit.server.settings import Settings
+    from vitkit.server.server import is_local, listen
+    from vitkit.server.settings import LOCAL, Settings
 
     local = is_local(host)
     hosts = (*LOCAL, *(allow_host or ())) if local else tuple(allow_host) if allow_host else None
@@ -90,7 +99,8 @@ def serve(
         max_files=max_files,
         max_megabytes=max_megabytes,
         max_megapixels=max_megapixels,
-        token=token,
+        max_request_megapixels=max_request_megapixels,
+        token=token if token is not None else os.environ.get("VITKIT_TOKEN"),  # typer takes an empty one for none
         hosts=hosts,
         embed_in=embed_in,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,8 +79,9 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def formats() -> tuple[str, ...]:
-    """Return the formats of FORMATS that this Pillow knows, and silence libtiff, which prints to stderr by itself."""
+    """Return the formats of FORMATS that this Pillow knows, and silence what Pillow and libtiff print by themselves."""
     Image.init()
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # without any handler Python prints to stderr
     from PIL import _imaging
 
     # Only where Pillow's libtiff is a shared library; elsewhere its lines are harmless, though not ours.

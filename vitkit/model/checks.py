@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+import sys
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -77,7 +78,7 @@ def flags(config: Any) -> None:
 
 def number(name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     """Raise unless the value is a finite number between `low` and `high`."""
-    real = isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+    real = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not real or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         span = f" {'over' if open_low else 'at least'} {low:g}" if low > -math.inf else ""
         span += f" and at most {high:g}" if high < math.inf else ""

@@ -90,10 +90,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for code, words in {
         400: "The request cannot be read.",
         401: "The token is missing or wrong.",
+        403: "A browser sent it for a page of another site.",
         408: "The request did not arrive in time.",
         413: "The request exceeds one of the limits.",
         415: "The body is neither multipart nor JSON.",
         422: "An image or a parameter does not fit the model.",
+        431: "The head of the request exceeds the limits.",
         503: "The server is busy; Retry-After says when to try again.",
     }.items()
 }

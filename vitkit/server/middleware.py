@@ -14,11 +14,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit.errors import Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
 from vitkit.server.service import Service
+from vitkit.server.settings import LOCAL
 from vitkit.server.uploads import WrongType
+
+
+class WrongOrigin(RequestError):
+    """A request that a page of another site made a browser send."""
+
+
+class HeadTooLarge(RequestError):
+    """A request whose head exceeds the limits."""
+
 
 # The first row that matches gives an error's HTTP status; any other error that a client can cause is 422.
 STATUS: dict[type[VitkitError], int] = {
     Unauthorised: 401,
+    WrongOrigin: 403,
+    HeadTooLarge: 431,
     TooLarge: 413,
     TooSlow: 408,
     WrongType: 415,
@@ -27,6 +39,7 @@ STATUS: dict[type[VitkitError], int] = {
 }
 OPEN = ("/healthz", "/readyz")  # answered without a token and under any host name, for health checks
 SECRET = ("/v1/", "/metrics", "/openapi.json")  # answered only with the token
+HEAD_BYTES, HEAD_LINES = 32 * 1024, 100  # of the head of a request
 # How much of a refused body is read before the answer is sent: bytes, seconds in all, seconds without data.
 DISCARD = 64 * 2**20, 5.0, 0.5
 
@@ -66,8 +79,9 @@ class Middleware:
         self.app, self.service, self.settings, self.paths = app, service, service.settings, paths
         self.max_bytes = int(self.settings.max_megabytes * 2**20)  # of one request
         self.max_held_bytes = 8 * self.max_bytes  # of all requests in progress together
-        self.in_progress = 0  # requests
-        self.held = 0  # bytes of their bodies
+        self.arriving: dict[RequestContext, None] = {}  # requests whose bodies are not complete, the oldest first
+        self.in_progress = 0  # POST requests whose bodies are complete
+        self.held = 0  # bytes of all bodies
         self.accepted = 0  # requests since the start
         self.answered = 0
         self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
@@ -81,44 +95,59 @@ class Middleware:
             return
         start, path = time.perf_counter(), scope["path"] if scope["path"] in self.paths else "other"
         context = RequestContext(self, receive, send, time.monotonic() + self.settings.body_seconds)
-        self.in_progress += 1
         self.accepted += 1
         self.service.metrics.in_progress.inc()
         try:
-            await self.check(scope, receive)
+            await self.check(scope, receive, context)
             await self.app(scope, context.receive, context.send)
         except VitkitError as error:
             if not context.status:
                 await error_response(error, self.service)(scope, context.receive, context.send)
         finally:
-            self.in_progress -= 1
-            self.held -= context.size
+            context.leave()
             self.service.metrics.in_progress.dec()
             if context.complete:
                 self.answered += 1
                 self.service.metrics.requests.labels(path, str(context.status)).inc()
                 self.service.metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
-    async def check(self, scope: Scope, receive: Receive) -> None:
+    async def check(self, scope: Scope, receive: Receive, context: RequestContext) -> None:
         """Refuse a request for what its head says, before its body is read."""
         s, headers, path = self.settings, Headers(scope=scope), scope["path"]
+        _check_head(scope, headers, context)
         if path in OPEN:
             return
         await self.check_host(scope, receive, self._refuse_host)
+        if scope["method"] == "POST":
+            self.check_origin(headers)
         if s.token is not None and path.startswith(SECRET):
             scheme, _, given = headers.get("authorization", "").partition(" ")
             right = secrets.compare_digest(given.strip().encode("utf-8", "replace"), s.token.encode())
             if scheme.lower() != "bearer" or not right:
                 raise Unauthorised("This server requires a token: send the header `Authorization: Bearer TOKEN`.")
         if scope["method"] == "POST":
-            if self.in_progress > s.max_requests:
-                raise Busy(
-                    f"The server is busy: it already has {s.max_requests} requests in progress, its limit. "
-                    f"Try again in {self.service.logits.retry_after()} s."
-                )
             length = headers.get("content-length", "0")
             if length.isdecimal() and (len(length) > 15 or int(length) > self.max_bytes):
                 raise self.too_large()
+            context.arrive()
+
+    def check_origin(self, headers: Headers) -> None:
+        """Refuse what a page of another site makes a browser send; programs send no Origin."""
+        origin = headers.get("origin")
+        if origin is None:
+            return
+        place = origin.partition("://")[2].lower()  # name[:port]
+        # A page of another site cannot send X-Forwarded-Host without asking first, and is never allowed to.
+        ours = (headers.get(name, "").lower() for name in ("host", "x-forwarded-host"))
+        if place and any(place == host or host in (f"{place}:80", f"{place}:443") for host in ours):
+            return
+        name = place if place.endswith("]") else place.rpartition(":")[0] or place
+        if any(_matches(name, host) for host in self.settings.hosts or () if host not in ("*", *LOCAL)):
+            return
+        raise WrongOrigin(
+            "This server accepts no requests from pages of other sites. If the page is its own, reached through a "
+            "proxy, let the proxy pass the Host header on, or allow the name with --allow-host."
+        )
 
     async def _refuse_host(self, message: Message) -> None:
         raise RequestError(
@@ -132,6 +161,25 @@ class Middleware:
             f"The request is larger than the {self.settings.max_megabytes:g} MB that this server accepts. "
             f"Send fewer or smaller images."
         )
+
+
+def _check_head(scope: Scope, headers: Headers, context: RequestContext) -> None:
+    """Refuse a head over the limits, or one that says twice how long its body is."""
+    size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size > HEAD_BYTES or len(scope["headers"]) > HEAD_LINES:
+        raise HeadTooLarge(
+            f"Expected a head of at most {HEAD_BYTES // 1024} KiB and {HEAD_LINES} header lines; got {size:,} bytes "
+            f"and {len(scope['headers'])} lines. Send fewer or shorter headers."
+        )
+    if "transfer-encoding" in headers and "content-length" in headers:
+        context.last = True  # what follows may be a second request, hidden from a proxy in front
+        raise RequestError("The request has both Content-Length and Transfer-Encoding. Send one of them.")
+
+
+def _matches(name: str, allowed: str) -> bool:
+    """Whether a host name is allowed by a name or by `*.name`."""
+    return name.endswith(allowed[1:]) if allowed.startswith("*.") else name == allowed
 
 
 async def _host_is_allowed(scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,26 +205,81 @@ class RequestContext:
     more: bool = True  # whether there is more to come
     status: int = 0  # of the answer; 0 until it starts
     complete: bool = False
+    last: bool = False  # whether to close the connection after the answer
+    working: bool = False  # whether it has one of the places for requests in progress
+    timer: asyncio.Timeout | None = None  # of the part that is being waited for
+    why: str = ""  # why it was evicted
+
+    def arrive(self) -> None:
+        """Begin to receive the body; if too many are arriving, the one that began first makes room."""
+        arriving, most = self.middleware.arriving, self.middleware.settings.max_requests
+        while len(arriving) >= most:
+            next(iter(arriving)).evict("many requests are arriving, and this one was the slowest to arrive")
+        arriving[self] = None
+
+    def work(self) -> None:
+        """Take a place among the requests in progress, now that the body is complete.
+
+        Raises:
+            Busy: all places are taken.
+        """
+        if self.middleware.arriving.pop(self, self) is self:
+            return  # it was not a POST
+        most = self.middleware.settings.max_requests
+        if self.middleware.in_progress >= most:
+            raise Busy(
+                f"The server is busy: it already has {most} requests in progress, its limit. "
+                f"Try again in {self.middleware.service.logits.retry_after()} s."
+            )
+        self.middleware.in_progress += 1
+        self.working = True
+
+    def evict(self, why: str) -> None:
+        """Make room for other requests: the next part of the body counts as too late."""
+        self.middleware.arriving.pop(self, None)
+        self.deadline, self.why = 0.0, why
+        if self.timer is not None:
+            self.timer.reschedule(asyncio.get_running_loop().time())
+
+    def leave(self) -> None:
+        """Give back everything that the request holds."""
+        self.middleware.arriving.pop(self, None)
+        self.middleware.held -= self.size
+        self.middleware.in_progress -= self.working
 
     async def receive(self) -> Message:
         """Read the next part of the body."""
         if not self.more:
             return await self.read()  # returns when the client disconnects
         try:
-            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+            if self.why:
+                raise TimeoutError
+            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())) as self.timer:
                 message = await self.read()
         except TimeoutError:
+            if self.why:
+                raise TooSlow(f"The server is busy: {self.why}. Try again.") from None
             raise TooSlow(
                 f"The request did not arrive within {self.middleware.settings.body_seconds:g} s. Send a smaller one, "
                 f"or use a faster connection."
             ) from None
+        finally:
+            self.timer = None
         self.size += len(message.get("body", b""))
         self.middleware.held += len(message.get("body", b""))
         self.more = bool(message.get("more_body"))
         if self.size > self.middleware.max_bytes:
             raise self.middleware.too_large()
-        if self.middleware.held > self.middleware.max_held_bytes:
-            raise Busy("The server is busy: its memory for requests is full. Try again in a moment.")
+        while self.middleware.held > self.middleware.max_held_bytes:
+            others = [one for one in self.middleware.arriving if one is not self and one.size > self.size]
+            if not others:
+                raise Busy("The server is busy: its memory for requests is full. Try again in a moment.")
+            largest = max(others, key=lambda one: one.size)
+            largest.evict("its memory for requests is full, and this one was the largest")
+            self.middleware.held -= largest.size
+            largest.size = 0
+        if not self.more:
+            self.work()
         return message
 
     async def send(self, message: Message) -> None:
@@ -187,9 +290,9 @@ class RequestContext:
             headers.update(HEADERS)
             headers["Content-Security-Policy"] = self.middleware.policy
             headers.setdefault("Cache-Control", "no-store")
-            if self.middleware.service.stopping:
+            if self.middleware.service.stopping or self.last:
                 headers["Connection"] = "close"
-            if self.status >= 400 and self.more:
+            if self.status >= 400 and self.more and not self.last:
                 await self.discard()
                 if self.more:
                     headers["Connection"] = "close"

@@ -15,12 +15,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.errors import ConfigError
-from vitkit.server.middleware import Middleware
+from vitkit.server.middleware import HEAD_BYTES, Middleware
 
 log = logging.getLogger("vitkit")
-LOCAL = ("localhost", "127.0.0.1", "[::1]")  # host names of requests from this machine
 HEAD_SECONDS = 10.0  # time in which a request's head must arrive
-HEAD_BYTES = 32 * 1024
 FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
 
 

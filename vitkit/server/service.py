@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +30,10 @@ from vitkit.model.known import Judged
 from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
+from vitkit.server.fair import Budget, FairPool
 from vitkit.server.metrics import Metrics
 from vitkit.server.settings import Settings
-from vitkit.server.uploads import Upload, to_pixels
+from vitkit.server.uploads import Upload, measure, to_pixels
 from vitkit.speed import ENGINES, chosen
 from vitkit.speed.exported import Exported, is_exported, open_exported
 from vitkit.types import Array
@@ -86,7 +86,9 @@ class Service:
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
-        self.pool = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="vitkit-decode")
+        self.pool = FairPool(self.settings.threads)
+        most = self.settings.max_request_megapixels * 1e6
+        self.budget = Budget(most, most / 200)
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
         self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
         self.jobs: Batcher[Job, Any] = self._batcher("explain", lambda jobs: [job() for job in jobs], max_batch=1)
@@ -158,14 +160,18 @@ class Service:
         """Decode images in threads, and run them in the batcher; the first image that cannot be read raises."""
         if not self.ready:
             raise Busy("The server is starting; try again in 5 s.")
-        loop = asyncio.get_running_loop()
+        client = uploads[0].client
         with batcher.reserve(len(uploads)) as submit:
             try:
                 async with asyncio.timeout(self.settings.answer_seconds):
-                    decoding = (
-                        loop.run_in_executor(self.pool, to_pixels, one, self.spec, self.settings) for one in uploads
-                    )
-                    decoded = await asyncio.gather(*decoding, return_exceptions=True)
+                    measuring = self.pool.submit(client, 0, partial(measure, uploads, self.spec, self.settings))
+                    sizes = await asyncio.wrap_future(measuring)
+                    with self.budget.reserve(client, sum(sizes)):
+                        decoding = (
+                            self.pool.submit(client, size, partial(to_pixels, one, self.spec))
+                            for one, size in zip(uploads, sizes)
+                        )
+                        decoded = await asyncio.gather(*map(asyncio.wrap_future, decoding), return_exceptions=True)
                     for one in decoded:
                         if isinstance(one, BaseException):
                             raise one
@@ -253,7 +259,12 @@ class Service:
             "classes": list(self.names),
             "input_spec": spec,
             **inside,
-            "limits": {"files": s.max_files, "megabytes": s.max_megabytes, "megapixels": s.max_megapixels},
+            "limits": {
+                "files": s.max_files,
+                "megabytes": s.max_megabytes,
+                "megapixels": s.max_megapixels,
+                "request_megapixels": s.max_request_megapixels,
+            },
         }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from vitkit.errors import ConfigError
 from vitkit.model import checks
 
+LOCAL = ("localhost", "127.0.0.1", "[::1]")  # host names of requests from this machine
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -19,10 +21,13 @@ class Settings:
         max_batch: maximum images per forward pass.
         max_delay: maximum seconds that a decoded image waits for others that are still being decoded.
         max_queue: maximum images accepted and not yet answered; above it the answer is 503 with Retry-After.
-        max_requests: maximum concurrent requests; above it the same 503.
+        max_requests: maximum concurrent requests; above it the same 503. As many more may be arriving; when there are
+            others, the one that has been arriving for longest is refused.
         max_files: maximum images per request.
         max_megabytes: maximum size of one request; all concurrent requests together may hold eight times as much.
         max_megapixels: maximum size of one image, read from its header before it is decoded.
+        max_request_megapixels: maximum size of all images of one request together, and of all requests that one client
+            has in progress.
         body_seconds: time in which a request must arrive.
         answer_seconds: time in which an accepted request is answered.
         threads: threads that decode images (default: one per core, at most 4).
@@ -39,6 +44,7 @@ class Settings:
     max_files: int = 32
     max_megabytes: float = 32.0
     max_megapixels: float = 50.0
+    max_request_megapixels: float = 400.0
     body_seconds: float = 30.0
     answer_seconds: float = 60.0
     threads: int = min(4, os.cpu_count() or 1)
@@ -50,12 +56,17 @@ class Settings:
         for name in ("max_batch", "max_queue", "max_requests", "max_files", "threads"):
             checks.whole(name, getattr(self, name), 1)
         checks.number("max_delay", self.max_delay, 0, 10)
-        for name in ("max_megabytes", "max_megapixels", "body_seconds", "answer_seconds"):
+        for name in ("max_megabytes", "max_megapixels", "max_request_megapixels", "body_seconds", "answer_seconds"):
             checks.number(name, getattr(self, name), 0, open_low=True)
         if self.max_queue < self.max_files:
             raise ConfigError(
                 f"max_queue must hold one full request; got {self.max_queue} for requests of up to "
                 f"{self.max_files} files. Raise max_queue or lower max_files."
+            )
+        if self.max_request_megapixels < self.max_megapixels:
+            raise ConfigError(
+                f"max_request_megapixels must be at least max_megapixels; got {self.max_request_megapixels:g} for "
+                f"images of up to {self.max_megapixels:g}."
             )
         if self.token is not None and (len(self.token) < 8 or not self.token.isascii() or " " in self.token):
             raise ConfigError(

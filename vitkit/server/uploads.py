@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from torch import Tensor
 
@@ -31,10 +34,17 @@ class WrongType(RequestError):
 
 @dataclass(frozen=True)
 class Upload:
-    """One uploaded image: its name and its bytes."""
+    """One uploaded image.
+
+    Args:
+        name: its name.
+        raw: its bytes.
+        client: the address of the client that sent it.
+    """
 
     name: str
     raw: bytes
+    client: str = ""
 
 
 class JsonImage(BaseModel):
@@ -109,37 +119,56 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
     Raises:
         RequestError: the request holds no images that can be read; the message says how to send them.
     """
+    client = request.client.host if request.client else ""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        async with request.form(max_files=settings.max_files + 1, max_fields=16) as form:
-            found = []
-            for field, part in form.multi_items():
-                if field != "files":
-                    raise RequestError(f"Expected the field `files`; got {clean(field)!r}. {WANTED}")
-                if not isinstance(part, UploadFile):
-                    raise RequestError(f"Expected files in the field `files`; got text. {WANTED}")
-                found.append(Upload(clean(part.filename), await part.read()))
+        try:
+            async with request.form(max_files=settings.max_files, max_fields=16) as form:
+                found = [await _upload(field, part, client) for field, part in form.multi_items()]
+        except HTTPException as error:
+            if "Too many files" in error.detail:
+                raise _too_many(settings.max_files, f"more than {settings.max_files}") from None
+            raise
     elif kind == "application/json":
-        found = await asyncio.to_thread(_json, await request.body())
+        found = await asyncio.to_thread(_json, await request.body(), client, settings.max_files)
     elif kind:
         raise WrongType(f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}")
     else:
         raise WrongType(f"Expected a Content-Type; got none. {WANTED}")
     if not found:
         raise RequestError(f"Expected at least one image; got none. {WANTED}")
-    if len(found) > settings.max_files:
-        raise TooLarge(
-            f"Expected at most {settings.max_files} images per request; got {len(found)}. "
-            f"Send them in several requests."
-        )
     return found
 
 
-def _json(body: bytes) -> list[Upload]:
+async def _upload(field: str, part: UploadFile | str, client: str) -> Upload:
+    if field != "files":
+        raise RequestError(f"Expected the field `files`; got {clean(field)!r}. {WANTED}")
+    if not isinstance(part, UploadFile):
+        raise RequestError(f"Expected files in the field `files`; got text. {WANTED}")
+    return Upload(clean(part.filename), await part.read(), client)
+
+
+def _too_many(most: int, got: object) -> TooLarge:
+    return TooLarge(f"Expected at most {most} images per request; got {got}. Send them in several requests.")
+
+
+@functools.cache
+def _model(max_files: int) -> TypeAdapter[JsonImages]:
+    """Return the validator of a JSON request; pydantic counts the images before it looks at them."""
+
+    class Limited(JsonImages):
+        images: list[JsonImage] = Field(min_length=1, max_length=max_files)
+
+    return TypeAdapter(Limited)
+
+
+def _json(body: bytes, client: str, max_files: int) -> list[Upload]:
     try:
-        asked = JsonImages.model_validate_json(body)
+        asked = _model(max_files).validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "too_long":
+            raise _too_many(max_files, first["ctx"]["actual_length"]) from None
         place = ".".join(str(part) for part in first["loc"])
         raise RequestError(
             f"Expected JSON with images in base64; {place or 'the body'}: {first['msg']}. {WANTED}"
@@ -148,34 +177,54 @@ def _json(body: bytes) -> list[Upload]:
     for image in asked.images:
         text = image.data.partition(",")[2] if image.data.startswith("data:") else image.data
         try:
-            found.append(Upload(clean(image.name), base64.b64decode(text, validate=True)))
+            found.append(Upload(clean(image.name), base64.b64decode(text, validate=True), client))
         except (binascii.Error, ValueError):
             raise RequestError(f"{clean(image.name)}: `data` is not valid base64. {WANTED}") from None
     return found
 
 
-def to_pixels(upload: Upload, spec: InputSpec, settings: Settings) -> Tensor:
-    """Decode, resize and crop one image: [C, H, W] uint8. Runs in a thread.
+def measure(uploads: Sequence[Upload], spec: InputSpec, settings: Settings) -> list[int]:
+    """Return the number of pixels of each image, read from its header. Runs in a thread.
+
+    Args:
+        uploads: the images of one request.
+        spec: what the model expects.
+        settings: the limits.
+
+    Raises:
+        BadImage: one is not an image; the same sentence as on the command line.
+        TooLarge: one of them, or all together, have more pixels than the limits.
+    """
+    found, most = [], settings.max_megapixels * 1e6
+    for upload in uploads:
+        width, height = header(upload.raw, upload.name).size
+        if width * height > most:
+            raise TooLarge(
+                f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
+                f"megapixels that this server accepts. Send a smaller image."
+            )
+        wide, high = resized(width, height, spec)
+        if wide * high > max(most, spec.size[0] * spec.size[1]):
+            raise TooLarge(
+                f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop the image."
+            )
+        found.append(width * height)
+    if sum(found) > settings.max_request_megapixels * 1e6:
+        raise TooLarge(
+            f"The images' {sum(found) / 1e6:.3g} megapixels in all are more than the "
+            f"{settings.max_request_megapixels:g} that this server accepts per request. Send them in several requests."
+        )
+    return found
+
+
+def to_pixels(upload: Upload, spec: InputSpec) -> Tensor:
+    """Decode, resize and crop one image that `measure` has accepted: [C, H, W] uint8. Runs in a thread.
 
     Args:
         upload: its name and bytes.
         spec: what the model expects.
-        settings: the limits; the image's size is read from its header before it is decoded.
 
     Raises:
-        BadImage: it is not an image, or it cannot be decoded; the same sentence as on the command line.
-        TooLarge: it has more pixels than the limit.
+        BadImage: it cannot be decoded; the same sentence as on the command line.
     """
-    image = header(upload.raw, upload.name)
-    (width, height), most = image.size, settings.max_megapixels * 1e6
-    if width * height > most:
-        raise TooLarge(
-            f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
-            f"megapixels that this server accepts. Send a smaller image."
-        )
-    wide, high = resized(width, height, spec)
-    if wide * high > max(most, spec.size[0] * spec.size[1]):
-        raise TooLarge(
-            f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop the image."
-        )
     return pixels(decode(upload.raw, upload.name), spec, upload.name)

@@ -151,9 +151,15 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
         if x.shape[1:] not in ready:
             if len(ready) == KEPT:
                 ready.pop(next(iter(ready)))
-            fixed = model.clone()
-            fixed.reshape([-1, *x.shape[1:]])
-            ready[x.shape[1:]] = core.compile_model(fixed, "CPU", how)
+            try:
+                fixed = model.clone()
+                fixed.reshape([-1, *x.shape[1:]])
+                ready[x.shape[1:]] = core.compile_model(fixed, "CPU", how)
+            except (RuntimeError, ValueError) as error:  # values in the .bin file decide what can be compiled
+                raise UnreadableFile(
+                    f"OpenVINO cannot run {path} on images of {x.shape[3]} x {x.shape[2]} pixels "
+                    f"({str(error).splitlines()[0][:200]}); the file may be damaged. Export the weights again."
+                ) from None
         return np.array(ready[x.shape[1:]](x)[0])
 
     card = model.get_rt_info([KEY]).astype(str) if model.has_rt_info([KEY]) else None

@@ -1,0 +1,226 @@
+"""Attacks that once kept honest clients out, or were answered when they should not have been."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.fuzz_serve import bomb, good, multipart, parse, picture, request, save_tiny, send, serving
+from tests.server.conftest import files, photo
+from vitkit.errors import Busy, ConfigError
+from vitkit.server.fair import LARGE, Budget, FairPool
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with serving(save_tiny(tmp_path_factory.mktemp("weights")), "--max-requests", "6") as (_, found):
+        yield found
+
+
+def test_the_number_of_images_in_json_is_checked_first(client_with) -> None:
+    client = client_with(max_files=3)
+    image = {"data": base64.b64encode(photo()).decode()}
+    assert client.post("/v1/predict", json={"images": [image] * 3}).status_code == 200
+    for images in ([image] * 4, [{"data": "AA=="}] * 200_000, [None] * 200_000, [{}] * 4):
+        answer = client.post("/v1/predict", json={"images": images})
+        assert answer.status_code == 413, answer.text
+        assert f"at most 3 images per request; got {len(images)}." in answer.json()["error"]
+        assert len(answer.text) < 300
+
+
+def test_too_many_files_are_413_with_the_limit(client_with) -> None:
+    client = client_with(max_files=3)
+    for count in (4, 5, 40):
+        answer = client.post("/v1/predict", files=files(*[photo()] * count))
+        assert answer.status_code == 413, answer.text
+        assert "at most 3 images per request" in answer.json()["error"]
+
+
+def test_the_pixels_of_a_request_are_bounded(client_with) -> None:
+    client = client_with(max_megapixels=1.0, max_request_megapixels=2.0)
+    million = bomb(1000, 1000)
+    answer = client.post("/v1/predict", files=files(*[million] * 3))
+    assert answer.status_code == 413
+    assert "3 megapixels in all are more than the 2 that this server accepts per request" in answer.json()["error"]
+    answer = client.post("/v1/predict", files=files(bomb(1001, 1000)))
+    assert answer.status_code == 413
+    assert "1 megapixels that this server accepts" in answer.json()["error"]
+
+
+def test_the_budget_of_a_client() -> None:
+    budget = Budget(100, 10)
+    with budget.reserve("a", 80):
+        with pytest.raises(Busy, match="your requests in progress"), budget.reserve("a", 21):
+            pass
+        with budget.reserve("a", 10), budget.reserve("b", 100):  # small ones pass, and so do other clients
+            pass
+    with budget.reserve("a", 100):
+        pass
+    assert not budget.held
+
+
+def test_clients_take_turns_and_small_images_come_first() -> None:
+    pool, order, hold, end = FairPool(2), list[str](), threading.Event(), threading.Event()
+    pool.submit("x", LARGE + 1, end.wait)  # one thread is left for the rest
+    pool.submit("x", 0, hold.wait)
+    done = [
+        pool.submit(client, size, lambda client=client, size=size: order.append(f"{client}{size}"))
+        for client, size in (("a", 9), ("a", 8), ("a", 1), ("b", 5), ("c", 7), ("b", 6))
+    ]
+    hold.set()
+    for one in done:
+        one.result(10)
+    assert order == ["a1", "b5", "c7", "a8", "b6", "a9"]
+    cancelled = pool.submit("a", 0, lambda: order.append("never"))
+    failed = pool.submit("a", 0, lambda: 1 // 0)
+    assert isinstance(failed.exception(10), ZeroDivisionError)
+    end.set()
+    pool.shutdown()
+    assert cancelled.done()
+
+
+def test_large_images_leave_a_thread_for_others() -> None:
+    pool, hold = FairPool(2), threading.Event()
+    large = [pool.submit("a", LARGE + 1, hold.wait) for _ in range(4)]
+    other = pool.submit("b", LARGE + 1, hold.wait)
+    assert pool.submit("b", 1, lambda: "small").result(10) == "small"
+    assert pool.submit("a", 1, lambda: "small").result(10) == "small"
+    assert sum(one.running() for one in (*large, other)) == 1
+    large[2].cancel()
+    hold.set()
+    assert all(one.cancelled() or one.result(10) for one in (*large, other))
+    pool.shutdown()
+
+
+def slow(port: int, source: str = "127.0.0.1") -> socket.socket:
+    """A request that sends its head and the beginning of its body, and then nothing."""
+    line = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
+    body, headers = multipart(picture(random.Random(0)))
+    line.sendall(request("POST", "/v1/predict", body, headers)[: -len(body) // 2])
+    return line
+
+
+def test_slow_bodies_cannot_take_all_places(port: int) -> None:
+    """There are six places; twenty slow clients of the same address leave room for an honest one."""
+    lines = [slow(port) for _ in range(20)]
+    try:
+        time.sleep(0.5)
+        for seed in range(3):
+            assert good(port, random.Random(seed)).status == 200
+        lines[0].settimeout(10)
+        answer = parse(lines[0].recv(65536))  # the one that has been arriving for longest made room
+        assert answer.status == 408
+        assert b"slowest to arrive" in answer.body or not answer.body
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_two_lengths_are_refused(port: int) -> None:
+    """A proxy might believe one and this server the other, and so see a second request inside the body."""
+    hidden = b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for path in ("/v1/predict", "/healthz"):
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {5 + len(hidden)}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(head.encode() + b"0\r\n\r\n" + hidden)
+            received = b""
+            while data := line.recv(65536):
+                received += data
+        assert received.count(b"HTTP/1.1 ") == 1, received
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert b"both Content-Length and Transfer-Encoding" in received
+    chunked = request("POST", "/v1/predict", b"", {**JSON, "Transfer-Encoding": "chunked"})
+    chunked = chunked.replace(b"Content-Length: 0\r\n", b"") + b"2\r\n{}\r\n0\r\n\r\n"
+    assert b"Expected JSON" in send(port, chunked).body  # one of them alone is fine
+
+
+def test_posts_of_other_sites_are_refused(client, port: int) -> None:
+    for origin in ("http://evil.example", "null", "http://localhost.evil.example", "http://localhost:1"):
+        answer = client.post("/v1/predict", files=files(photo()), headers={"Origin": origin, "Host": "localhost:8000"})
+        assert answer.status_code == 403, origin
+        assert "--allow-host" in answer.json()["error"]
+    for origin in ("http://localhost:8000", "https://LOCALHOST:8000"):
+        answer = client.post("/v1/predict", files=files(photo()), headers={"Origin": origin, "Host": "localhost:8000"})
+        assert answer.status_code == 200, answer.text
+    assert client.get("/v1/model", headers={"Origin": "http://evil.example"}).status_code == 200  # nobody can read it
+
+
+def test_origins_behind_a_proxy(client_with) -> None:
+    """A proxy may change Host; the names that the operator allowed are origins of this server."""
+    client = client_with(hosts=("127.0.0.1", "example.com", "*.example.org"))
+    for origin, status in (
+        ("https://example.com", 200),
+        ("https://a.example.org", 200),
+        ("https://example.org.evil.example", 403),
+        ("https://evil.example", 403),
+    ):
+        headers = {"Origin": origin, "Host": "127.0.0.1:8000"}
+        assert client.post("/v1/predict", files=files(photo()), headers=headers).status_code == status, origin
+
+
+def test_the_limits_of_a_head(port: int) -> None:
+    for headers, what in (
+        ({"X-Long": "y" * 33_000}, "32 KiB"),
+        ({f"X-{n}": "z" for n in range(120)}, "100 header"),
+    ):
+        answer = send(port, request("GET", "/v1/model", headers=headers))
+        assert answer.status in (400, 431)
+        if answer.status == 431:
+            assert what in answer.body.decode()
+    assert send(port, request("GET", "/v1/model", headers={"X-Long": "y" * 30_000})).status == 200
+    assert send(port, request("GET", "/v1/model", headers={f"X-{n}": "z" for n in range(90)})).status == 200
+
+
+def test_a_head_over_the_limit_in_one_piece(client) -> None:
+    """An HTTP library limits only heads that arrive in pieces."""
+    answer = client.get("/v1/model", headers={"X-Long": "y" * 33_000})
+    assert answer.status_code == 431
+    assert "32 KiB" in answer.json()["error"]
+    answer = client.get("/v1/model", headers={f"X-{n}": "z" for n in range(120)})
+    assert answer.status_code == 431
+    assert "100 header lines" in answer.json()["error"]
+
+
+def test_an_empty_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer takes an empty environment variable for none, and the server would be open to everybody."""
+    from vitkit.cli import app
+
+    weights = save_tiny(tmp_path)
+    for variable, options in (("", ()), ("   ", ()), ("long-enough-token", ("--token", ""))):
+        monkeypatch.setenv("VITKIT_TOKEN", variable)
+        found = CliRunner().invoke(app, ["serve", str(weights), "--port", "0", *options])
+        assert isinstance(found.exception, ConfigError)
+        assert "token must have at least 8" in str(found.exception)
+
+
+def test_a_client_cannot_hold_more_than_its_pixels(client_with) -> None:
+    client = client_with(max_megapixels=50, max_request_megapixels=60)
+    service = client.app.service
+    with service.budget.reserve("testclient", 55_000_000):
+        answer = client.post("/v1/predict", files=files(bomb(4000, 4000)))
+        assert answer.status_code == 503
+        assert "your requests in progress" in answer.json()["error"]
+        assert client.post("/v1/predict", files=files(photo())).status_code == 200
+    assert client.post("/v1/predict", files=files(bomb(4000, 4000))).status_code == 422  # it is truncated
+    assert not service.budget.held
+
+
+def test_deep_json_is_a_sentence(client) -> None:
+    for body in (b"[" * 200_000, json.dumps({"images": "x" * 10**6}).encode()):
+        answer = client.post("/v1/predict", content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert len(answer.text) < 500
