@@ -224,3 +224,18 @@ def test_deep_json_is_a_sentence(client) -> None:
         answer = client.post("/v1/predict", content=body, headers=JSON)
         assert answer.status_code == 400
         assert len(answer.text) < 500
+
+
+def test_json_with_too_many_images_is_not_parsed(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing a million images takes seconds, in which nothing else is answered."""
+
+    def parsed(max_files: int) -> None:
+        raise AssertionError("parsed")
+
+    client = client_with(max_files=3)
+    monkeypatch.setattr("vitkit.server.uploads._model", parsed)
+    for image in (b'{"data":"AA=="}', b'{"dat\\u0061":"AA=="}', b"null"):
+        body = b'{"images":[' + b",".join([image] * 1000) + b"]}"
+        answer = client.post("/v1/predict", content=body, headers=JSON)
+        assert answer.status_code == 413
+        assert "at most 3 images per request; got 1000." in answer.json()["error"]
