@@ -811,9 +811,9 @@ def serve(
         200
     """
     from vitkit.server.app import create_app
-    from vitkit.server.server import LOCAL, Running, is_local, listen, run
+    from vitkit.server.server import Running, is_local, listen, run
     from vitkit.server.service import Service
-    from vitkit.server.settings import Settings
+    from vitkit.server.settings import LOCAL, Settings
 
     settings = Settings(hosts=LOCAL if is_local(host) else None)
     source = str(model) if isinstance(model, str | Path) else type(model).__name__
