@@ -37,9 +37,10 @@ from vitkit.explanations.common import (
     unwrap_any,
 )
 from vitkit.explanations.draw import Figure
-from vitkit.explanations.embeddings import filters, patch_similarity, position_similarity
+from vitkit.explanations.embeddings import WITH_POSITIONS, filters, patch_similarity, position_similarity
 from vitkit.explanations.occlusion import occlusion
 from vitkit.model.backbone import Backbone
+from vitkit.model.parts.fit import unfit
 from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
 from vitkit.types import Array
@@ -81,6 +82,8 @@ class Plot:
     def fits(self, model: nn.Module) -> bool:
         """Return whether this plot can be made for the model."""
         inner = unwrap_any(model)
+        if self.arrays is _positions and isinstance(inner, ViT) and unfit(inner.config, WITH_POSITIONS):
+            return False  # DINOv3, BEiT: no position is added to a token
         return isinstance(inner, self.models) and (not self.head or inner.config.num_classes > 0)
 
     def write(self, arrays: Arrays, base: Path) -> list[Path]:

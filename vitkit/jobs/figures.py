@@ -71,14 +71,14 @@ def figures(
         model: a ViT, compiled or plain.
         source: images for the plots that need them; plots of a single image use the first.
         out: folder to write to.
-        only: names of PLOTS (default: all that need the model alone or many images).
+        only: names of PLOTS (default: all that need the model alone or many images and that fit the model).
         options: see PlotOptions.
 
     Yields:
         The name of each plot, and the files written.
     """
     spec = unwrap(model).input_spec
-    wanted = list(only) if only else [name for name, plot in PLOTS.items() if plot.needs != "image"]
+    wanted = list(only) if only else [n for n, plot in PLOTS.items() if plot.needs != "image" and plot.fits(model)]
     for name in wanted:
         pick(PLOTS, name, "plot")
     for name in wanted:
