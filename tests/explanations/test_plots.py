@@ -13,15 +13,18 @@ import torch
 from PIL import Image
 
 from tests.explanations.models import KINDS, tiny
+from vitkit import ViT
 from vitkit.errors import InputError, OutputError
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions, grid_of, image_of, patch_at
 from vitkit.explanations.patches import PICTURES, cut, draw_all, embedding
 from vitkit.explanations.plots import PLOTS
 
+OF_VITS = [name for name, plot in PLOTS.items() if ViT in plot.models]  # tests/test_backbones.py has the others
+
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", OF_VITS)
 def test_arrays(name: str, kind: str) -> None:
     model, x = tiny(kind)
     plot = PLOTS[name]
@@ -38,7 +41,7 @@ def test_arrays(name: str, kind: str) -> None:
         assert once[plot.value].shape == tuple(-(-s // 8) for s in model.config.image_hw)
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", OF_VITS)
 def test_drawn_and_written(name: str, tmp_path: Path) -> None:
     model, x = tiny("pruned")
     plot = PLOTS[name]
@@ -61,10 +64,12 @@ def test_drawn_and_written(name: str, tmp_path: Path) -> None:
 def test_what_cannot_be_made_says_so() -> None:
     model, x = tiny(num_classes=0)
     for plot in PLOTS.values():
-        assert plot.fits(model) == (not plot.head)
+        assert plot.fits(model) == (not plot.head and ViT in plot.models)
         if plot.head:
             with pytest.raises(InputError, match="no head"):
                 plot.arrays(model, x, PlotOptions())
+    with pytest.raises(InputError, match="needs a ResNet"):
+        PLOTS["activation"].arrays(*tiny(), PlotOptions())
     with pytest.raises(InputError, match="got none"):
         PLOTS["rollout"].arrays(model, iter(()), PlotOptions())
 

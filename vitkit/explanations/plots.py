@@ -330,7 +330,10 @@ def _activation(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Array
     """Return each place's share of a ResNet's logit: the logit is the mean of the map, plus the head's bias."""
     with eval_mode_any(model, _one(pixels)) as (resnet, x):
         needs_head(resnet, "A class activation map")
-        assert isinstance(resnet, ResNet)
+        if not isinstance(resnet, ResNet):
+            raise InputError(
+                "A class activation map needs a ResNet; use rollout or occlusion for a Vision Transformer."
+            )
         features = resnet.feature_map(x)  # [1, F, rows, columns]
         head = cast(nn.Linear, resnet.head)
         target = int(targets_of(head(features.mean((2, 3))), options.target))
