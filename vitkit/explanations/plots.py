@@ -332,7 +332,7 @@ def _activation(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Array
         needs_head(resnet, "A class activation map")
         if not isinstance(resnet, ResNet):
             raise InputError(
-                "A class activation map needs a ResNet; use rollout or occlusion for a Vision Transformer."
+                "A class activation map needs a ResNet; this is a Vision Transformer. Use rollout."
             )
         features = resnet.feature_map(x)  # [1, F, rows, columns]
         head = cast(nn.Linear, resnet.head)
