@@ -331,9 +331,7 @@ def _activation(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Array
     with eval_mode_any(model, _one(pixels)) as (resnet, x):
         needs_head(resnet, "A class activation map")
         if not isinstance(resnet, ResNet):
-            raise InputError(
-                "A class activation map needs a ResNet; this is a Vision Transformer. Use rollout."
-            )
+            raise InputError("A class activation map needs a ResNet; this is a Vision Transformer. Use rollout.")
         features = resnet.feature_map(x)  # [1, F, rows, columns]
         head = cast(nn.Linear, resnet.head)
         target = int(targets_of(head(features.mean((2, 3))), options.target))
