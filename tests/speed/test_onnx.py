@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.families import FAMILIES
 from tests.speed.exports import model, need, write
 from tests.speed.test_fused import relative
 from vitkit import ViT, optional
@@ -140,6 +141,29 @@ def test_other_kinds(tmp_path: Path, name: str, changes: dict) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dinov3", "beit"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in ("dinov3", "beit")),
+    ],
+)
+def test_families(tmp_path: Path, name: str, to: str) -> None:
+    """Rotations take any image size; BEiT's table, offsets and 2-D positions only their own."""
+    need()
+    changes = {**FAMILIES[name], **({"relative_grid": (4, 4)} if name == "eva02" else {})}
+    vit = model(**changes)
+    card = export(vit, to, path := tmp_path / f"model{EXPORTS[to].ending}")
+    opened = open_exported(path)
+    assert card.any_size == (name not in ("beit", "offsets", "2d-every", "sincos-shared"))
+    P, grid = vit.config.patch_size, vit.config.grid
+    for size in (grid, (grid[0] + 1, grid[1] + 3)) if card.any_size else (grid,):
+        x = torch.randn(3, vit.config.num_channels, size[0] * P, size[1] * P)
+        with torch.inference_mode():
+            assert relative(opened(x), vit(x)) < 1e-5
+
+
 def test_merged(tmp_path: Path) -> None:
     import onnx
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import external_configs
+from vitkit.checkpoints.capabilities import PLAIN
 from vitkit.checkpoints.dialects import fill, skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.checkpoints.siglip import second
@@ -30,6 +31,7 @@ from vitkit.errors import CannotExpress
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.checks import pair
 from vitkit.model.config import ViTConfig
+from vitkit.model.parts.fit import unfit
 from vitkit.model.parts.positions import RULES
 from vitkit.model.resnet_config import STEM_DEPTHS, STEM_PIXELS, ResNetConfig
 
@@ -71,6 +73,8 @@ def _timm(checkpoint: Checkpoint) -> Any:
         return _timm_resnet(checkpoint, c)
     if c.pre_logits:
         raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
+    if checkpoint.dialect.name == "timm" and (odd := unfit(c, PLAIN)):
+        return _timm_by_name(checkpoint, c, odd)
     helpers = importlib.import_module("timm.models.vision_transformer")
     path, google, clip = (
         checkpoint.files.weights,
@@ -115,6 +119,21 @@ def _timm(checkpoint: Checkpoint) -> Any:
         if clip:  # timm reads no layer scale here, and projects with a bias of zeros
             state = {re.sub(r"\.ls_(\d)\.", r".ls\1.", name): tensor for name, tensor in state.items()}
         model.load_state_dict(state, strict=True)
+    return model.eval()
+
+
+def _timm_by_name(checkpoint: Checkpoint, c: ViTConfig, odd: list[str]) -> Any:
+    """Build timm's model of the architecture that config.json names, for parts that its plain class does not have."""
+    name = str((checkpoint.files.config or {}).get("architecture", ""))
+    if not name:
+        raise CannotExpress(
+            f"timm's name for a model with {', '.join(odd)} is not known, so timm cannot read this file. Put a "
+            f'config.json with {{"architecture": "NAME"}} next to it.'
+        )
+    model = peer("timm").create_model(
+        name, img_size=c.image_hw, in_chans=c.num_channels, num_classes=c.num_classes, depth=c.num_hidden_layers
+    )
+    model.load_state_dict(checkpoint.raw(), strict=True)
     return model.eval()
 
 

@@ -11,6 +11,7 @@ import copy
 from torch import Tensor, nn
 
 from vitkit.model.backbone import Backbone
+from vitkit.model.config import ROTATIONS
 from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.parts.positions import Grid, PositionEmbedding
@@ -19,7 +20,7 @@ from vitkit.speed.axis import resized
 from vitkit.speed.merge import merge, plan
 
 TAKES: Takes = EVERY_PART
-ANY_SIZE: Takes = {**EVERY_PART, "positions": (), "positions_in": (), "relative": ()}
+ANY_SIZE: Takes = {**EVERY_PART, "positions": ("none", "sincos"), "positions_in": (), "relative": ROTATIONS}
 
 
 class AnyGrid(nn.Module):
@@ -56,8 +57,8 @@ class Graph(nn.Module):
         self.model: nn.Module = model
         if self.any_size and isinstance(model, ViT):
             self.model = copy.copy(model)  # the same weights; only its table of parts is another
-            assert isinstance(model.positions, PositionEmbedding)
-            self.model._modules = {**model._modules, "positions": AnyGrid(model.positions)}
+            if isinstance(model.positions, PositionEmbedding):
+                self.model._modules = {**model._modules, "positions": AnyGrid(model.positions)}
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W] whose sides are multiples of the patch."""

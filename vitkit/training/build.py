@@ -55,7 +55,7 @@ def new_model(
     torch.manual_seed(seed)
     model = build(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
     if classes:
-        nn.init.constant_(model.head.bias, recipe.head_bias)  # type: ignore[arg-type]
+        _set_bias(model.head, recipe.head_bias)
     return model
 
 
@@ -110,7 +110,13 @@ def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None
         return
     new = model.pool.head(model.config) if isinstance(model, ViT) else nn.Linear(model.config.width, len(classes))
     model.head = new
-    for layer in new.modules():  # DeiT's distilled models have two
-        if isinstance(layer, nn.Linear):
-            nn.init.zeros_(layer.weight)
-            nn.init.constant_(layer.bias, bias)
+    for parameter in new.parameters():
+        nn.init.zeros_(parameter)
+    _set_bias(new, bias)
+
+
+def _set_bias(head: nn.Module, value: float) -> None:
+    """Set every bias of a head; DeiT's distilled models have two layers."""
+    for layer in head.modules():
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.constant_(layer.bias, value)

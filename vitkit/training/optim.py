@@ -59,7 +59,7 @@ def layer_of(name: str, layers: int) -> int:
     name = name.removeprefix("vit.")  # inside the module of an objective
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
-    return layers + 1 if name.startswith(("norm.", "pre_logits.", "head.", "predictor.")) else 0
+    return layers + 1 if name.startswith(("norm.", "pool.", "pre_logits.", "head.", "predictor.")) else 0
 
 
 def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
