@@ -140,7 +140,6 @@ def test_other_kinds(tmp_path: Path, name: str, changes: dict) -> None:
             assert relative(opened(x), model(x)) <= EXPORTS["onnx"].tolerance
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
@@ -164,6 +163,7 @@ def test_families(tmp_path: Path, name: str, to: str) -> None:
             assert relative(opened(x), vit(x)) < 1e-5
 
 
+@pytest.mark.slow
 def test_merged(tmp_path: Path) -> None:
     import onnx
 
