@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,12 +17,14 @@ from tests.peers import peer
 from vitkit import as_huggingface, as_paper
 from vitkit.checkpoints import DIALECTS, load, save
 from vitkit.errors import CannotExpress, ConfigError, InputError
+from vitkit.evaluation.predict import Images
 from vitkit.explanations.attention import class_attention, gradient_rollout, rollout
 from vitkit.explanations.describe import describe
 from vitkit.explanations.diagram import DIAGRAMS
 from vitkit.explanations.embeddings import position_similarity
 from vitkit.features.choice import choose
 from vitkit.features.head import Head, attach
+from vitkit.jobs.figures import figures
 from vitkit.jobs.walk import walk
 from vitkit.model.config import SETS, WORDS, ViTConfig
 from vitkit.model.count import flops, parameters
@@ -391,3 +394,11 @@ def test_mixed_frequencies_start_as_in_their_paper() -> None:
     assert size.shape == (4, 4)
     expected = torch.tensor([1.0, 10**-0.5, 1.0, 10**-0.5])
     torch.testing.assert_close(size.sqrt(), expected.expand(4, 4))
+
+
+def test_figures_leave_out_what_a_model_does_not_have(tmp_path, caplog) -> None:
+    model = model_of("positions=none")
+    written = dict(figures(model, Images([np.zeros((32, 24, 3), np.uint8)] * 2), tmp_path))
+    assert "filters" in written
+    assert not {"positions", "position-grid"} & set(written)
+    assert "positions, position-grid left out" in caplog.text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -40,7 +40,7 @@ from vitkit.explanations.draw import Figure
 from vitkit.explanations.embeddings import WITH_POSITIONS, filters, patch_similarity, position_similarity
 from vitkit.explanations.occlusion import occlusion
 from vitkit.model.backbone import Backbone
-from vitkit.model.parts.fit import unfit
+from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
 from vitkit.types import Array
@@ -62,6 +62,7 @@ class Plot:
         arrays: (model, pixels, options) -> arrays; deterministic.
         draw: arrays -> a figure.
         head: whether the model must have a classification head.
+        takes: the parts that the model may have (default: all).
         evidence: whether it is a map of the evidence for a class, whose faithfulness can be scored.
         slow: whether it is made only on request.
         models: the kinds of models that it can be made for.
@@ -75,6 +76,7 @@ class Plot:
     arrays: Callable[[nn.Module, Pixels, PlotOptions], Arrays]
     draw: Callable[[Arrays], Figure]
     head: bool = False
+    takes: Takes = field(default_factory=lambda: EVERY_PART)
     evidence: bool = False
     slow: bool = False
     models: tuple[type[Backbone], ...] = (ViT,)
@@ -82,8 +84,8 @@ class Plot:
     def fits(self, model: nn.Module) -> bool:
         """Return whether this plot can be made for the model."""
         inner = unwrap_any(model)
-        if self.arrays is _positions and isinstance(inner, ViT) and unfit(inner.config, WITH_POSITIONS):
-            return False  # DINOv3, BEiT: no position is added to a token
+        if isinstance(inner, ViT) and unfit(inner.config, self.takes):
+            return False
         return isinstance(inner, self.models) and (not self.head or inner.config.num_classes > 0)
 
     def write(self, arrays: Arrays, base: Path) -> list[Path]:
@@ -377,6 +379,7 @@ PLOTS: dict[str, Plot] = {
         value="similarity",
         axes=(*MAP, "other_row", "other_column"),
         arrays=_positions,
+        takes=WITH_POSITIONS,
         draw=_draw_positions,
     ),
     "position-grid": Plot(
@@ -387,6 +390,7 @@ PLOTS: dict[str, Plot] = {
         value="similarity",
         axes=(*MAP, "other_row", "other_column"),
         arrays=_positions,
+        takes=WITH_POSITIONS,
         draw=_draw_position_grid,
     ),
     "distance": Plot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from vitkit.evaluation.predict import Images
 from vitkit.explanations.common import PlotOptions, unwrap
 from vitkit.explanations.plots import PLOTS
 from vitkit.model.config import InputSpec
+
+log = logging.getLogger("vitkit")
 
 
 def sample_photos() -> Images:
@@ -71,14 +74,17 @@ def figures(
         model: a ViT, compiled or plain.
         source: images for the plots that need them; plots of a single image use the first.
         out: folder to write to.
-        only: names of PLOTS (default: all that need the model alone or many images and that fit the model).
+        only: names of PLOTS (default: all that need the model alone or many images and can be made for this model).
         options: see PlotOptions.
 
     Yields:
         The name of each plot, and the files written.
     """
     spec = unwrap(model).input_spec
-    wanted = list(only) if only else [n for n, plot in PLOTS.items() if plot.needs != "image" and plot.fits(model)]
+    wanted = list(only) if only else [name for name, plot in PLOTS.items() if plot.needs != "image"]
+    if not only and (left := [name for name in wanted if not PLOTS[name].fits(model)]):
+        wanted = [name for name in wanted if name not in left]
+        log.warning("%s left out: this model does not have what they show.", ", ".join(left))
     for name in wanted:
         pick(PLOTS, name, "plot")
     for name in wanted:
