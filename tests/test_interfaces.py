@@ -266,7 +266,13 @@ def test_activations_of_the_hub(act: str, tmp_path: Path) -> None:
     assert vitkit.load(tmp_path / "hub").config.hidden_act == config.hidden_act
     if config.hidden_act not in ("gelu", "gelu_tanh"):
         with pytest.raises(CannotExpress, match=f"hidden_act={config.hidden_act}"):
+            vitkit.save(model, tmp_path / "m.pth", "torchvision")
+        if act == "quick_gelu":  # timm has it, in its CLIP models
             vitkit.save(model, tmp_path / "m.pth", "timm")
+            assert vitkit.load(tmp_path / "m.pth").config.hidden_act == act
+        else:
+            with pytest.raises(CannotExpress, match=f"hidden_act={config.hidden_act}"):
+                vitkit.save(model, tmp_path / "m.pth", "timm")
         with pytest.raises(ConfigError, match=f"do not compute hidden_act={config.hidden_act}"):
             ENGINES["cpu-fused"].build(model)
         assert usual(model) == "torch"
