@@ -59,6 +59,10 @@ FAULTS: dict[str, Fault] = {
     "operations counted once per multiply-add": fault(
         "model/count.py", "return 2 * (embedding", "return 1 * (embedding", "model/test_count.py"
     ),
+    # learn
+    "a hint that any wrong answer gets": fault(
+        "learn/exercise.py", "if _same(got, mistake(*given)):", "if not _same(got, right):", "test_learn.py"
+    ),
     # checkpoints
     "a digit wrong in ImageNet's standard deviation": fault(
         "checkpoints/preprocessing_presets.py",
