@@ -198,9 +198,9 @@ def perturbed(model: nn.Module) -> nn.Module:
 
 def timm_model(name: str, depth: int = 2) -> nn.Module:
     """timm's model of a name: full width, `depth` blocks, a grid of 3 x 2 patches."""
-    patch = int((re.search(r"(?:patch|_s)(\d+)", name) or ["", "16"])[1])
+    patch = int((re.search(r"(?:patch|_s)(\d+)", name) or ["", "16"])[1]) * (2 if "_p8" in name else 1)
     size = (GRID[0] * patch, GRID[1] * patch)
-    options: dict[str, Any] = {"num_kv_heads": None} if "sapiens2" in name else {}  # listed for the full depth
+    options: dict[str, Any] = {"num_kv_heads": 4} if "sapiens2" in name else {}  # listed for the full depth
     overlay = {"input_size": (3, *size)}
     return perturbed(
         peer("timm").create_model(name, depth=depth, img_size=size, pretrained_cfg_overlay=overlay, **options)
