@@ -1,6 +1,6 @@
 """kill -9 at chosen and at random moments: a resumed run ends exactly as an uninterrupted one.
 
-The full version, with processes of their own and many more kills, is `python -m benchmarks.kill`.
+The full version, with processes of their own and many more kills, is `python -m benchmarks.kills`.
 """
 
 from __future__ import annotations
