@@ -60,6 +60,21 @@ def class_names(model: Classifier) -> tuple[str, ...]:
     return imagenet().names if len(imagenet().names) == K else tuple(str(k) for k in range(K))
 
 
+def answer_names(model: Classifier) -> tuple[str, ...]:
+    """Return the names of the model's classes, for predictions.
+
+    Raises:
+        InputError: the weights have no head, or one that is CLIP's projection and knows no classes.
+    """
+    config = getattr(model, "config", None)
+    if "head" in getattr(config, "without_bias", ()) and not model.input_spec.class_names:
+        raise InputError(
+            "Expected weights with a classification head; this head is a projection into the space that images share "
+            "with texts, and its outputs are not classes. Fit one with `vitkit probe DATA --from WEIGHTS`."
+        )
+    return class_names(model)
+
+
 def cells(row: Iterable[object]) -> list[object]:
     """Return a row for a CSV file, with an apostrophe before text that a spreadsheet would run as a formula."""
     return [f"'{one}" if isinstance(one, str) and FORMULA.match(one) else one for one in row]

@@ -20,7 +20,7 @@ from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.string_table import natural
 from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream
-from vitkit.evaluation.names import class_names
+from vitkit.evaluation.names import answer_names
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, device_of
 from vitkit.model.known import NONE, Judged
@@ -184,7 +184,7 @@ def predictions(
     """
     if top < 1:
         raise InputError(f"top must be at least 1; got {top}.")
-    names = class_names(model)
+    names = answer_names(model)
     source = images if isinstance(images, Images) else Images(images)
     loader = EvalLoader(
         source,

@@ -21,7 +21,7 @@ from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
-from vitkit.evaluation.names import cells, class_names
+from vitkit.evaluation.names import answer_names, cells
 from vitkit.explanations import draw
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier
@@ -166,7 +166,7 @@ def evaluate(
         bad_images: `fail` or `skip`.
         worst: number of wrong predictions to keep.
     """
-    names = class_names(model)
+    names = answer_names(model)
     if same_order:
         to_output = in_order(source.class_names, len(names))
         names = model.input_spec.class_names or source.class_names
