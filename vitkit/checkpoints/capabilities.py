@@ -103,7 +103,7 @@ FAMILIES["aimv2-hf"] = {
 # What no single field says: dialect -> a property, and how to tell.
 ALSO: dict[str, dict[str, Callable[[ViTConfig], bool]]] = {
     "clip": {
-        "a head that is no projection": lambda c: bool(c.num_classes) and "head" not in c.without_bias,
+        "a head that is not a projection": lambda c: bool(c.num_classes) and "head" not in c.without_bias,
         "a non-square image": lambda c: c.grid[0] != c.grid[1],
     },
     "siglip-hf": {

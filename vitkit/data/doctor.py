@@ -94,7 +94,7 @@ class Report:
         findings: bad images and notes, in the order of the data.
         duplicates: groups of images with the same pixels.
         near: groups of images that are nearly the same, at least two of them with different pixels.
-        suspects: images whose labels are probably wrong, the most doubtful first; None if nobody has looked.
+        suspects: images whose labels are probably wrong, the most doubtful first; None if not computed.
         seconds: how long the examination took.
         sources: the images themselves.
     """
