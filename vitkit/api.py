@@ -346,7 +346,8 @@ def pretrain(
         >>> import vitkit
         >>> config = vitkit.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         ...                           image_size=8, patch_size=2, num_channels=1)
-        >>> run = vitkit.pretrain("digits", "run", model=config, steps=3, warmup=0, workers=0, report=False)
+        >>> run = vitkit.pretrain("digits", "run", model=config, steps=3, warmup=0, workers=0, report=False,
+        ...                       progress=False)
         >>> run.model().config.num_classes
         0
     """

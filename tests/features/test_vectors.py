@@ -18,7 +18,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| `((?:outputs|model|torch)\.[^`]+)`
 
 
 def test_the_table_has_every_kind_of_feature() -> None:
-    assert [name for name, _ in ROWS] == ["cls", "mean", "pre-logits", "layers:-2", "layers:0,1"]
+    assert [name for name, _ in ROWS] == ["cls", "mean", "pre-logits", "patches", "layers:-2", "layers:0,1"]
 
 
 @pytest.fixture(scope="module")

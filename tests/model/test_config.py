@@ -115,6 +115,7 @@ DEFAULTS_OF_FORMAT = {
         "pool_prefix": False,
         "pool_heads": None,
         "pool_intermediate_size": None,
+        "standardisation": "google",
     }
 }
 

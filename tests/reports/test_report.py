@@ -9,7 +9,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -386,8 +385,9 @@ def test_a_confusion_shows_its_own_example() -> None:
 
 def test_figures_cost_no_more_than_they_are_worth() -> None:
     def images(name: str, device: str = "cpu") -> int:
-        positions = SimpleNamespace(table=torch.zeros(1, device=device))
-        return _affordable(SimpleNamespace(config=VARIANTS[name], positions=positions), 1e12, 4, 32)  # type: ignore[arg-type]
+        model = torch.nn.Linear(1, 1, device=device)
+        model.config = VARIANTS[name]
+        return _affordable(model, 1e12, 4, 32)  # type: ignore[arg-type]
 
     assert [images(name) for name in ("vit-ti/16", "vit-b/16", "vit-l/16", "vit-g/14")] == [32, 28, 8, 4]
     assert images("vit-g/14", "meta") == 32

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoints import external_configs
-from vitkit.checkpoints.capabilities import PLAIN
+from vitkit.checkpoints.capabilities import PARTS
 from vitkit.checkpoints.dialects import fill, skeleton
 from vitkit.checkpoints.reading import Checkpoint, build, open_checkpoint
 from vitkit.checkpoints.siglip import second
@@ -73,7 +73,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
         return _timm_resnet(checkpoint, c)
     if c.pre_logits:
         raise CannotExpress("timm has no pre-logits layer, so it cannot run all of this file.")
-    if checkpoint.dialect.name == "timm" and (odd := unfit(c, PLAIN)):
+    if checkpoint.dialect.name == "timm" and (odd := unfit(c, PARTS["google"])):
         return _timm_by_name(checkpoint, c, odd)
     helpers = importlib.import_module("timm.models.vision_transformer")
     path, google, clip = (

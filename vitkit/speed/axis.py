@@ -77,12 +77,20 @@ def cubed(place: Place) -> Callable[[int, Tensor], Tensor]:
     return matrix
 
 
-def antialiased(n: int, i: Tensor) -> Tensor:
-    """Filter cubically (a = -0.5) over the width of a new cell, cut off at the border and normalized to sum 1."""
-    m = count(i)
-    s = centres(i, m, n)[:, None]
-    weights = cubic((torch.arange(n, dtype=s.dtype) - s) / (n / m).clamp(min=1), -0.5)
-    return weights / weights.sum(1, keepdim=True)
+def antialiased(weight: Callable[[Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
+    """Filter over the width of a new cell, cut off at the border and normalized to sum 1.
+
+    Args:
+        weight: of a distance in new cells.
+    """
+
+    def matrix(n: int, i: Tensor) -> Tensor:
+        m = count(i)
+        s = centres(i, m, n)[:, None]
+        weights = weight((torch.arange(n, dtype=s.dtype) - s) / (n / m).clamp(min=1))
+        return weights / weights.sum(1, keepdim=True)
+
+    return matrix
 
 
 def count(i: Tensor) -> Tensor:
@@ -98,10 +106,11 @@ def equal(n: int, i: Tensor) -> Tensor:
 AXES: dict[str, Callable[[int, Tensor], Tensor]] = {  # the same rows as model.parts.positions.RULES
     "google": linear(corners),
     "timm-npz": linear(centres),
-    "timm": antialiased,
+    "timm": antialiased(lambda x: cubic(x, -0.5)),
     "huggingface": cubed(centres),
     "torchvision": cubed(corners),
     "dinov2": cubed(shifted),
+    "siglip2": antialiased(hat),
 }
 
 
