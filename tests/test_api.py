@@ -13,9 +13,16 @@ from PIL import Image
 
 import vitkit
 from vitkit import api, huggingface, interfaces, paper
+from vitkit.checkpoints import reading
 from vitkit.errors import ConfigError, InputError, UnknownName
+from vitkit.model import create
 
-EXAMPLES = [test for module in (api, interfaces) for test in doctest.DocTestFinder().find(module) if test.examples]
+EXAMPLES = [
+    test
+    for module in (api, interfaces, create, reading)
+    for test in doctest.DocTestFinder().find(module)
+    if test.examples
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

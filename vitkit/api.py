@@ -634,6 +634,14 @@ def report(run: Run | Weights, out: Weights | None = None) -> Path:
     Args:
         run: a Run, or its folder.
         out: the HTML file (default: `report.html` in the run folder).
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create(image_size=8, patch_size=4, num_channels=1, hidden_size=16, num_hidden_layers=1,
+        ...                       num_attention_heads=2, intermediate_size=32, num_classes=10)
+        >>> run = vitkit.train("digits", "run", model=model, recipe="digits", steps=2, progress=False, report=False)
+        >>> vitkit.report(run).name
+        'report.html'
     """
     from vitkit.jobs.report import report as job
 

@@ -93,6 +93,11 @@ def as_paper(model: nn.Module) -> paper.ViT:
 
     Raises:
         CannotExpress: the model has something that the five classes have no place for.
+
+    Example:
+        >>> import vitkit
+        >>> vitkit.as_paper(vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1)).classifier[1].out_features
+        3
     """
     vit = as_vit(model)
     c = vit.config
@@ -130,6 +135,11 @@ def as_huggingface(model: nn.Module) -> Twelve:
 
     Raises:
         ConfigError: the model has something that the twelve classes have no place for.
+
+    Example:
+        >>> import vitkit
+        >>> type(vitkit.as_huggingface(vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1))).__name__
+        'ViTForImageClassification'
     """
     vit = as_vit(model)
     if vit.config.num_classes:

@@ -123,6 +123,12 @@ def load(
     Raises:
         CheckpointError: the file cannot be read, or does not hold such a model; the message says why.
         ConfigError: an override that is unknown or does not fit.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=1)
+        >>> vitkit.load(vitkit.save(model, "tiny.safetensors")).config == model.config
+        True
     """
     checkpoint = open_checkpoint(source, dialect=dialect, revision=revision, rename=rename, key=key, **overrides)
     for note in checkpoint.notes:

@@ -24,6 +24,11 @@ def create(
         input_spec: how images are prepared for it (default: see `InputSpec.of`).
         fields: any field of the configuration, for a model of your own (hidden_size=256, num_hidden_layers=6,
             num_classes=3).
+
+    Example:
+        >>> import vitkit
+        >>> vitkit.create("vit-ti/16", num_classes=3, num_hidden_layers=6).config.hidden_size
+        192
     """
     return build(configuration(name, numerics=numerics, **fields), input_spec)
 
