@@ -19,7 +19,7 @@ from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
 from vitkit.training.run_folder import RunFolder
 
-NAME = "owner/name"  # stands in a card for the model's id on the hub
+NAME = "owner/name"  # placeholder for the model id in a card
 MOST = 50  # classes that a card lists with their results
 TIMM = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>|#"})

@@ -23,7 +23,7 @@ def passed() -> list[str]:
 
 
 def remember(name: str) -> None:
-    """Add an exercise to those that were solved; a home that cannot be written to is no reason to fail."""
+    """Add an exercise to those that were solved; do nothing if the folder is not writable."""
     write(sorted({*passed(), name}))
 
 

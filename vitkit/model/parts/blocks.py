@@ -44,11 +44,11 @@ class Parallel(Block):
         return self.residual1(self.msa(u, grid, rows, **options) + self.mlp(take(u, rows))) + take(z, rows)
 
     def attend(self, z: Tensor, grid: Grid, rows: Rows = None, **options: Any) -> Tensor:
-        """Refuse: there is no z' between the branches."""
+        """Raise: a parallel block has no z' between its branches."""
         raise CannotExpress("A parallel block computes attention and MLP at once, so it has no z' between them.")
 
     def feed_forward(self, z: Tensor) -> Tensor:
-        """Refuse, as `attend` does."""
+        """Raise, as `attend` does."""
         return self.attend(z, (0, 0))
 
 
@@ -65,7 +65,7 @@ class Placed(Block):
         super().__init__(c, layer)
         self.first, self.registers = int(c.class_token), c.num_register_tokens
         self.positions = POSITIONS[c.positions](c) if shared is None else None
-        self.shared = (shared,)  # a tuple, so that it is no child: the model saves it once
+        self.shared = (shared,)  # in a tuple, so that it is not a submodule: the model saves it once
 
     def place(self, z: Tensor, grid: Grid) -> Tensor:
         """z + E_pos; registers have no positions."""
