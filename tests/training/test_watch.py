@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import rich
+from rich.console import Console
 
 import vitkit
 from tests.training.test_loop import stop_at
@@ -44,6 +46,8 @@ def test_a_line_of_steps_comes_when_it_is_time(capsys: pytest.CaptureFixture[str
 def test_a_bar_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(rich, "_console", Console())  # the shared one, made when the terminal was narrow
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -37,10 +37,12 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if sys.stdout.isatty():
+            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"))
-            self._bar = Progress(TextColumn("{task.description}"), *columns, transient=True, console=self.console)
+            console = self.console or Console()  # not the process's shared one, whose width may be another terminal's
+            self._bar = Progress(TextColumn("{task.description}"), *columns, transient=True, console=console)
             self._bar.start()
         return self
 
@@ -51,7 +53,7 @@ class Watch:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.console.print(self.clean(text), markup=False, highlight=False)
+            self._bar.console.print(self.clean(text), markup=False, highlight=False, soft_wrap=True)
         else:
             print(self.clean(text), flush=True)
 
