@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import io
 import os
 import shutil
@@ -18,15 +20,48 @@ import vitkit
 from tests.data.images import class_folder, encoded, picture
 from tests.data.test_doctor import contents
 from vitkit.cli import app
-from vitkit.data import examine, open_source
+from vitkit.data import examine, files, open_source
 from vitkit.data.near import close_features, close_hashes, groups, perceptual_hash
 from vitkit.errors import BadImage, DataError
 
-HEIC = b"\0\0\0\x18ftypheic" + b"\0" * 60
+decoding = importlib.import_module("vitkit.data.decode")  # the package has a function of that name
+HEIC = b"\0\0\0\x18ftypheic" + b"\0" * 60  # what a HEIC file begins with, and no picture
+
+
+def heic(image: Image.Image) -> bytes:
+    """A real HEIC file where pillow-heif can write one."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return HEIC
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(image).save(buffer)
+    return buffer.getvalue()
 
 
 @pytest.fixture
-def messy(tmp_path: Path) -> Path:
+def without_heif(monkeypatch):
+    """Leave vitkit as it is where pillow-heif is not installed."""
+    monkeypatch.delitem(files.FORMATS, "HEIF", raising=False)
+    monkeypatch.setattr(decoding, "READS_HEIF", False)
+    monkeypatch.setattr(decoding, "formats", functools.cache(decoding.formats.__wrapped__))
+    endings = tuple(ending for ending in files.ENDINGS if ending not in files.HEIF)
+    for module in [m for name, m in sys.modules.items() if name.startswith("vitkit.") and hasattr(m, "ENDINGS")]:
+        monkeypatch.setattr(module, "ENDINGS", endings)
+
+
+@pytest.fixture(params=[True, False], ids=["with pillow-heif", "without pillow-heif"])
+def reads_heic(request) -> bool:
+    """Run a test as it goes with pillow-heif, and as it goes without."""
+    if request.param:
+        pytest.importorskip("pillow_heif")
+    else:
+        request.getfixturevalue("without_heif")
+    return request.param
+
+
+@pytest.fixture
+def messy(tmp_path: Path, reads_heic: bool) -> Path:
     root = tmp_path / "messy"
     class_folder(root / "train", {"ants": 7, "bees": 6}, (96, 80))
     class_folder(root / "test", {"ants": 1})
@@ -50,8 +85,8 @@ def messy(tmp_path: Path) -> Path:
         "train/bees/really.png": encoded(picture(73)),
         "train/ants/sub/deep.jpg": encoded(picture(74)),
         "train/ants/cut.jpg": encoded(picture(75))[:900],
-        "train/ants/IMG_1.HEIC": HEIC,
-        "train/ants/IMG_2.heic": HEIC,
+        "train/ants/IMG_1.HEIC": heic(picture(82)),
+        "train/ants/IMG_2.heic": heic(picture(83))[:600],
         "train/ants/photo.dat": encoded(picture(76)),
         "train/ants/notes.txt": b"ants",
         "train/clip.mov": b"moving",
@@ -71,7 +106,7 @@ def messy(tmp_path: Path) -> Path:
     return root
 
 
-def test_everything_is_found_and_named(messy):
+def test_everything_is_found_and_named(messy, reads_heic):
     before = contents(messy)
     report = examine(messy, workers=0)
     problems = {(p.level, p.where): p.reason for p in report.problems}
@@ -86,14 +121,10 @@ def test_everything_is_found_and_named(messy):
     assert problems[("bad", "valid/wasps")] == "empty class: no images to validate on."
     assert problems[("note", "test/wasps")] == "empty class: no images to test on."
     assert ("note", "test/bees") not in problems  # test/bee is named already
-    assert {ending: len(names) for ending, names in report.unread.items()} == {
-        ".heic": 2,
-        ".dat": 1,
-        ".txt": 1,
-        ".mov": 1,
-    }
+    unread = {".dat": 1, ".txt": 1, ".mov": 1} | ({} if reads_heic else {".heic": 2})
+    assert {ending: len(names) for ending, names in report.unread.items()} == unread
     found = {(f.name, f.level): f.reason for f in report.findings}
-    assert set(found) == {
+    assert set(found) == ({("ants/IMG_2.heic", "bad")} if reads_heic else set()) | {
         ("ants/cut.jpg", "bad"),
         ("ants/link.jpg", "bad"),
         ("bees/one.png", "note"),
@@ -101,6 +132,7 @@ def test_everything_is_found_and_named(messy):
         ("bees/long.jpg", "note"),
         ("bees/really.png", "note"),
     }
+    assert not reads_heic or found["ants/IMG_2.heic", "bad"].startswith("truncated: ")
     assert found["bees/one.png", "note"] == "tiny: 1 x 1 px"
     assert found["bees/long.jpg", "note"] == "extreme aspect ratio: 400 x 40 px, 10 to 1"
     assert found["bees/really.png", "note"] == "misnamed: a JPEG file with the ending .png"
@@ -108,19 +140,23 @@ def test_everything_is_found_and_named(messy):
     assert [[p.name for p in group] for group in report.across] == [["bees/001.jpg", "bee/leak.jpg"]]
     assert ["bees/half.jpg", "bee/x.jpg"] in [[p.name for p in group] for group in report.near]
     assert not report.healthy
-    assert report.images == {"train": 23, "val": 2, "test": 3}
+    assert report.images == {"train": 25 if reads_heic else 23, "val": 2, "test": 3}
+    assert report.modes.get("HEIF RGB", 0) == int(reads_heic)
     assert contents(messy) == before
 
 
-def test_training_goes_on_with_the_cleaned_copy(messy, tmp_path):
+def test_training_goes_on_with_the_cleaned_copy(messy, tmp_path, reads_heic):
     before = contents(messy)
     out, page = tmp_path / "clean", tmp_path / "page.html"
     run = CliRunner().invoke(app, ["doctor", str(messy), "--workers", "0", "--fix", str(out), "--page", str(page)])
     assert run.exit_code == 0, run.stdout
     assert "test/bee became test/bees" in run.stdout
-    assert "2 .heic: train/ants/IMG_1.HEIC, train/ants/IMG_2.heic (HEIC, which needs pillow-heif" in run.stdout
+    needs = "2 .heic: train/ants/IMG_1.HEIC, train/ants/IMG_2.heic (HEIC, which needs pillow-heif"
+    assert (needs in run.stdout) is not reads_heic
     assert contents(messy) == before
     assert vitkit.doctor(out, workers=0).healthy
+    assert (out / "train/ants/IMG_1.HEIC").exists() is reads_heic
+    assert not (out / "train/ants/IMG_2.heic").exists()
     assert open_source(out, "train").class_names == ("ants", "bees")
     run_ = vitkit.train(
         out,
@@ -148,7 +184,7 @@ def test_only_clear_misspellings_are_renamed(tmp_path):
     assert examine(tmp_path, workers=0).renames == {"test": {"Bee": "bees", "Hot Dog": "hot_dog"}}
 
 
-def test_one_closed_folder_hides_nothing_else(messy, monkeypatch):
+def test_one_closed_folder_hides_nothing_else(messy, reads_heic, monkeypatch):
     real = os.scandir
 
     def scandir(path="."):
@@ -161,13 +197,14 @@ def test_one_closed_folder_hides_nothing_else(messy, monkeypatch):
     reasons = {p.where: p.reason for p in report.problems if p.level == "bad"}
     assert reasons["train/bees"] == "cannot be opened (Permission denied); its images are missing."
     assert reasons["valid"].startswith(("cannot be opened (Permission denied)", "has no class folders"))
-    assert report.classes["train"]["ants"] == 10
-    assert {f.name for f in report.bad} == {"ants/cut.jpg", "ants/link.jpg"}
+    assert report.classes["train"]["ants"] == (12 if reads_heic else 10)
+    cut = {"ants/IMG_2.heic"} if reads_heic else set()
+    assert {f.name for f in report.bad} == {"ants/cut.jpg", "ants/link.jpg"} | cut
     with pytest.raises(DataError, match=r"train/bees cannot be opened \(Permission denied\)"):
         open_source(messy, "train")
 
 
-def test_a_folder_without_images_says_what_there_is(tmp_path):
+def test_a_folder_without_images_says_what_there_is(tmp_path, without_heif):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.heic").write_bytes(HEIC)
     with pytest.raises(DataError, match=r"contains no images\. Files that are not read: 1 \.heic\. a: empty class"):
@@ -207,10 +244,8 @@ def test_small_pictures_are_tiny_only_among_large_ones(tmp_path):
 # HEIC
 
 
-def test_a_heic_photo_names_the_package_that_reads_it(tmp_path):
-    if "pillow_heif" in sys.modules:
-        pytest.skip("pillow-heif is installed")
-    (tmp_path / "p.heic").write_bytes(HEIC)
+def test_a_heic_photo_names_the_package_that_reads_it(tmp_path, without_heif):
+    (tmp_path / "p.heic").write_bytes(heic(picture(3)))
     with pytest.raises(BadImage, match=r"p\.heic: HEIC, which needs pillow-heif: pip install 'vitkit\[heif\]'\.$"):
         vitkit.predict(vitkit.create("vit-ti/16", num_hidden_layers=1, num_classes=2), tmp_path / "p.heic")
 
@@ -262,8 +297,11 @@ def test_real_heic(tmp_path):
     from vitkit.data import decode
 
     assert decode(data, "p.heic").size == (64, 48)
-    with pytest.raises(BadImage, match=r"cut\.heic: "):
-        decode(data[: len(data) // 2], "cut.heic")
+    for length in range(4, len(data)):  # in the header, in the boxes and in the picture
+        with pytest.raises(BadImage, match=r"^cut\.heic: .*Repair or remove it"):
+            decode(data[:length], "cut.heic")
+    with pytest.raises(BadImage, match=r"^cut\.heic: truncated: "):
+        decode(data[:-1], "cut.heic")
 
 
 # near-duplicates
