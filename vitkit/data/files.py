@@ -12,7 +12,7 @@ try:
 
     pillow_heif.register_heif_opener()
 except ImportError:  # optional: it reads the photos of phones
-    pillow_heif = None
+    pillow_heif = None  # type: ignore[assignment,unused-ignore]
 
 READS_HEIF = pillow_heif is not None
 NEEDS_HEIF = "HEIC, which needs pillow-heif: pip install 'vitkit[heif]'"
