@@ -228,6 +228,53 @@ def test_everything_has_a_name_for_a_screen_reader(page) -> None:
     assert levels.count("H1") == 1
 
 
+def test_a_tab_is_a_row_and_its_files(browser, app) -> None:
+    """With a second tab: it is reached by mouse, keyboard and address, and photos go to the tab that is shown."""
+    made = {
+        "second.html": "<p id='got'>nothing yet</p>",
+        "second.js": """export const start = (panel, { model }) => ({
+            take: (files) => { document.getElementById("got").textContent = `${files[0].name} of ${model.source}`; },
+            show: () => { document.body.dataset.second = "shown"; },
+            hide: () => { document.body.dataset.second = "hidden"; },
+        });""",
+    }
+    context = browser.new_context()
+    page = context.new_page()
+
+    def answer(route) -> None:
+        name = route.request.url.rsplit("/", 1)[1]
+        if name in made:
+            route.fulfill(body=made[name], content_type=f"text/{'html' if name.endswith('html') else 'javascript'}")
+        else:
+            row = '{ name: "second", title: "Second", shown: always, load: () => import("./second.js") },'
+            text = route.fetch().text()
+            assert text.count("\n];") == 1
+            route.fulfill(body=text.replace("\n];", f"\n  {row}\n];"), content_type="text/javascript")
+
+    page.route(re.compile(r"/page/(tabs\.js|second\.\w+)$"), answer)
+    page.goto(app[1])
+    page.wait_for_selector("html[data-ready]")
+    tabs = page.get_by_role("tab")
+    assert tabs.evaluate_all("all => all.map(one => one.ariaSelected ?? one.getAttribute('aria-selected'))") == [
+        "true",
+        "false",
+    ]
+    tabs.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("body[data-second=shown]")
+    assert page.evaluate("document.activeElement.id") == "tab-second"
+    assert page.locator("#panel-photos").is_hidden()
+    page.evaluate(DROP, ["mine.png", list(photo(4))])
+    page.locator("#got").filter(has_text="mine.png of tiny.safetensors").wait_for()
+    tabs.nth(0).click()
+    page.wait_for_selector("body[data-second=hidden]")
+    page.locator("#panel-photos #title").wait_for()
+    page.goto(f"{app[1]}#second")
+    page.reload()
+    page.locator("#got").wait_for()
+    context.close()
+
+
 def test_a_format_that_only_the_server_reads(page) -> None:
     """Chromium shows no TIFF files: no broken picture, and the answer all the same."""
     page.evaluate(DROP.replace("image/png", "image/tiff"), ["scan.tiff", list(photo(4, format="TIFF"))])

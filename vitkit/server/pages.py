@@ -7,16 +7,13 @@ import importlib.util
 from importlib import resources
 from pathlib import Path
 
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+WHOLE = {"index.html": "/", "docs.html": "/docs"}  # the files that are pages; all others are parts of them
 # path -> (file in page/, content type)
 PAGE: dict[str, tuple[str, str]] = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/docs": ("docs.html", "text/html; charset=utf-8"),
-    "/page/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/page/api.js": ("api.js", "text/javascript; charset=utf-8"),
-    "/page/look.js": ("look.js", "text/javascript; charset=utf-8"),
-    "/page/camera.js": ("camera.js", "text/javascript; charset=utf-8"),
-    "/page/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    WHOLE.get(file.name, f"/page/{file.name}"): (file.name, f"{TYPES[Path(file.name).suffix]}; charset=utf-8")
+    for file in sorted(resources.files("vitkit.server").joinpath("page").iterdir(), key=lambda file: file.name)
+    if Path(file.name).suffix in TYPES
 }
 # path -> (file, description): two photos that scikit-learn installs
 SAMPLES: dict[str, tuple[str, str]] = {

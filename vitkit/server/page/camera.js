@@ -1,7 +1,8 @@
 // Take a photo with the browser's camera, or with the phone's camera app where the browser has no access to one.
 
-const $ = (id) => document.getElementById(id);
+import { $ } from "./dom.js";
 
+// Set up the dialog, and return the function that opens it; `take` gets the photo.
 export function setUpCamera(take) {
   const dialog = $("camera"), video = $("video"), message = $("camera-message");
   let stream = null;
@@ -12,7 +13,7 @@ export function setUpCamera(take) {
     video.srcObject = null;
   };
 
-  $("take").addEventListener("click", async () => {
+  const open = async () => {
     if (!navigator.mediaDevices?.getUserMedia) {
       $("capture").click();
       return;
@@ -29,7 +30,7 @@ export function setUpCamera(take) {
     } catch {
       message.textContent = "No camera was found, or this page may not use it. Choose a photo instead.";
     }
-  });
+  };
   $("shoot").addEventListener("click", () => {
     const canvas = document.createElement("canvas");
     canvas.width = video.videoWidth;
@@ -46,4 +47,5 @@ export function setUpCamera(take) {
     if (event.target.files.length) take(event.target.files[0]);
     event.target.value = "";
   });
+  return open;
 }

@@ -2,8 +2,8 @@
 // and heads, so that the sliders need no further requests.
 
 import { call, numbers } from "./api.js";
+import { $ } from "./dom.js";
 
-const $ = (id) => document.getElementById(id);
 const MODES = {
   patches: "This is all the model gets: a sequence of patches and the position of each.",
   attention: "The brighter a patch, the more attention it gets. Early layers often look nearby or everywhere, late layers at the subject.",
