@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Thread pools that spin while waiting slow each other down on a few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow check dist bench clean
+.PHONY: demo test test-slow check docs dist bench clean
 
 # Install torch first and on its own, at its pinned version, so that no other package pulls in another build.
 $(VENV)/user: pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ check: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+# Build the site into build/site: executes the book's notebooks, which takes minutes.
+docs: $(VENV)/dev
+	$(BIN)/python -m docs.site.build
 
 # Build the wheel and the source archive into dist/.
 dist: $(VENV)/dev

@@ -27,7 +27,7 @@ import vitkit
 from vitkit.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))]  # examples need downloads: their commands are only parsed
 BLOCK = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 SILENT = {"", "text", "json", "toml"}  # shown, not run
@@ -36,6 +36,7 @@ SILENT = {"", "text", "json", "toml"}  # shown, not run
 NO_RUN: dict[str, list[str]] = {
     "README.md": ["make demo"],
     "CONTRIBUTING.md": ["make check"],
+    "start.md": ["make demo"],
     "speed.md": ["vitkit export small.safetensors --to onnx --out small.onnx", "import json"],  # tests/speed runs both
 }
 
@@ -49,17 +50,22 @@ class Block:
     reason: str | None
 
 
+def name_of(page: Path) -> str:
+    """The page's path, from docs/ on."""
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page.name, text.count("\n", 0, match.start()) + 1, match["language"], match["code"], match["reason"])
+        Block(name_of(page), text.count("\n", 0, match.start()) + 1, match["language"], match["code"], match["reason"])
         for match in BLOCK.finditer(text)
     ]
 
 
 def test_what_does_not_run_is_frozen() -> None:
     found = {
-        page.name: [block.code.splitlines()[0].split("#")[0].strip() for block in blocks(page) if block.reason]
+        name_of(page): [block.code.splitlines()[0].split("#")[0].strip() for block in blocks(page) if block.reason]
         for page in PAGES
     }
     assert {name: lines for name, lines in found.items() if lines} == NO_RUN
@@ -72,7 +78,7 @@ def _peers_are_here(code: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -140,7 +146,7 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}, which is not there"
 
 
 def test_the_citation_is_valid_and_of_this_version() -> None:
