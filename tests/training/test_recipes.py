@@ -156,6 +156,7 @@ USUAL = {
     "pre_logits": False,
     "head_bias": 0.0,
     "freeze": (),
+    "lora": None,
     "val": 0.1,
     "augment": CROP,
     "mix": UNMIXED,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitkit.checkpoints.aimv2 import AIMV2_HF
@@ -169,7 +169,18 @@ def to_dialect(model: Backbone, dialect: str) -> dict[str, Tensor]:
     Raises:
         CannotExpress: the model has a property that the dialect has no place for.
     """
-    return dialect_of(model.config, dialect).write(model.state_dict(), model.config)
+    return dialect_of(model.config, dialect).write(plain_state(model), model.config)
+
+
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state dict as if it had no parametrizations: the tensors that it computes with."""
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        for part in getattr(module, "parametrizations", ()):
+            inside = f"{name}.parametrizations.{part}."
+            state = {key: tensor for key, tensor in state.items() if not key.startswith(inside)}
+            state[f"{name}.{part}"] = getattr(module, part).detach()
+    return state
 
 
 def from_dialect(tensors: Mapping[str, Tensor], dialect: str, config: Config) -> dict[str, Tensor]:

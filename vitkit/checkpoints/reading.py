@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoints import architectures, containers, external_configs, preprocessing_presets, sidecar
+from vitkit.checkpoints import adapters, architectures, containers, external_configs, preprocessing_presets, sidecar
 from vitkit.checkpoints.dialects import DIALECTS, every_dialect, fill, identify, skeleton
 from vitkit.checkpoints.infer import adapt, infer
 from vitkit.checkpoints.licence import licence_of
@@ -101,6 +101,7 @@ def load(
     key: str | None = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    backbone: str | Path | None = None,
     **overrides: Any,
 ) -> Backbone:
     """Load a model from a file, a folder or the hub, in eval mode.
@@ -116,6 +117,7 @@ def load(
             average before the rest).
         dtype: data type of the weights (default: that of the file).
         device: where the weights go (default: the CPU).
+        backbone: where the backbone of a LoRA file is (default: where the file says).
         overrides: changes (`image_size`, `num_channels`, `num_classes`), facts that the file does not state
             (`num_attention_heads`, `layer_norm_eps`, `hidden_act`, ...), and fields of InputSpec (`mean`, `std`,
             `class_names`, ..., or a complete `input_spec`).
@@ -130,7 +132,9 @@ def load(
         >>> vitkit.load(vitkit.save(model, "tiny.safetensors")).config == model.config
         True
     """
-    checkpoint = open_checkpoint(source, dialect=dialect, revision=revision, rename=rename, key=key, **overrides)
+    checkpoint = open_checkpoint(
+        source, dialect=dialect, revision=revision, rename=rename, key=key, backbone=backbone, **overrides
+    )
     for note in checkpoint.notes:
         log.warning("%s: %s", checkpoint.files.label, note)
     return build(checkpoint, dtype, device)
@@ -170,6 +174,7 @@ def open_checkpoint(
     revision: str | None = None,
     rename: Mapping[str, str] | None = None,
     key: str | None = None,
+    backbone: str | Path | None = None,
     **overrides: Any,
 ) -> Checkpoint:
     """Read a source and say what it holds, without building a model. The arguments are those of `load`."""
@@ -177,8 +182,16 @@ def open_checkpoint(
     rows = every_dialect(dialect)
     files, notes = find(source, revision), list[str]()
     tensors, metadata = containers.read(files.weights, key=key, notes=notes)
+    if backbone is not None and adapters.KEY not in metadata:
+        raise ConfigError(f"backbone= (--backbone) is for LoRA files; {files.label} is not one. Leave it out.")
     described = sidecar.understand(metadata.get("vitkit", "")) if dialect in (None, "native") else None
-    if described is not None:  # a native file says everything itself
+    if adapters.KEY in metadata:
+        lora = adapters.understand(metadata[adapters.KEY], files.weights)
+        state = adapters.merged(files.weights, lora, tensors, str(backbone) if backbone else None, open_checkpoint)
+        found = Checkpoint(
+            files, DIALECTS["native"], lora.config, lora.input_spec, state, len(tensors), licence=lora.licence
+        )
+    elif described is not None:  # a native file says everything itself
         config, spec, extra, licence = described
         native = (RESNET_DIALECTS if isinstance(config, ResNetConfig) else DIALECTS)["native"]
         left_out = [name for name in tensors if name.startswith(PRETRAINING)]

@@ -92,6 +92,10 @@ LOADING: dict[str, Any] = {
             "an average before the rest).",
         ),
     ],
+    "backbone": Annotated[
+        str | None,
+        of_loading("--backbone", help="Where the backbone of a LoRA file is (default: where the file says)."),
+    ],
 }
 Licence = Annotated[
     str | None,

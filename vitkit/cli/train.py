@@ -111,6 +111,13 @@ def train(
         list[str] | None,
         of_recipe("--freeze", help="Parameters to freeze: a name or a pattern such as 'blocks.0.*'. Repeatable."),
     ] = None,
+    lora: Annotated[
+        int | None,
+        of_recipe(
+            "--lora",
+            help="Rank of low-rank adapters on qkv and MLP, such as 8; only they and the head are trained.",
+        ),
+    ] = None,
     precision: Annotated[
         str | None,
         of_machine("--precision", help="fp32, or mixed precision: bf16, fp16 or, on CUDA, fp8 (default: fp32)."),
@@ -185,6 +192,7 @@ def train(
         "dropout": dropout,
         "drop_path": drop_path,
         "freeze": tuple(freeze) if freeze else None,
+        "lora": lora,
         "val": val,
     }
     settings = {

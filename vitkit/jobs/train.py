@@ -28,6 +28,7 @@ from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
+from vitkit.training.lora import low_rank, merge
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
@@ -158,9 +159,12 @@ def prepare(
             raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")
         refuse_fp8(need_vit(built, "--precision fp8").config, runtime.device)
     freeze(built, how.freeze)
+    parameters = sum(p.numel() for p in built.parameters())
+    lora = low_rank(built, how, chosen.seed, weights, loading, stored.get("lora")) if how.lora else {}
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
-    more = {"fields": dict(fields), "loading": dict(loading), "licence": built.licence}
+    more: dict[str, Any] = {"fields": dict(fields), "loading": dict(loading), "licence": built.licence, "lora": lora}
+    more["parameters"] = parameters  # without adapters, which checkpoints do not have
     info = _describe(ready, name, model, weights, data) | {key: value for key, value in more.items() if value}
     if verify_data and stored and "verified data" not in stored["same"]:
         notes.append("The run was started without --verify-data, so only parts of each image can be compared.")
@@ -226,6 +230,7 @@ def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
         outcome = loop()
     finally:
         torch.set_num_threads(threads)
+    merge(ready.model)
     if outcome.step == at and runtime.main and watch is not None:
         watch({"event": "note", "text": f"{run.path} is already finished: all {loop.total:,} steps are done."})
     return outcome
@@ -277,6 +282,8 @@ def _check_model(model: str | None, weights: str | None, fields: Mapping[str, An
         configuration(model, **fields)
     elif model is None and weights is None and recipe.config is None:
         raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
+    if recipe.lora and weights is None and model != CUSTOM:
+        raise ConfigError("--lora adapts pre-trained weights; got a new model. Give weights with --from.")
 
 
 def _choose_settings(

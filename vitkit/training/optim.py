@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.training.lora import LowRank
 from vitkit.training.recipe import Recipe
 
 
@@ -45,8 +46,10 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def kernels(model: nn.Module) -> set[str]:
-    """Return the names of the weights that decay: the kernels of linear layers and convolutions, nothing else."""
-    return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    """Return the names of the weights that decay: the kernels of linear layers and convolutions, and their adapters."""
+    found = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    adapters = [name for name, module in model.named_modules() if isinstance(module, LowRank)]
+    return found | {f"{name}.{part}" for name in adapters for part in "AB"}
 
 
 def layer_of(name: str, layers: int) -> int:

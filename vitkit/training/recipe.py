@@ -80,6 +80,8 @@ class Recipe:
         pre_logits: whether a new model's head has the paper's hidden layer.
         head_bias: initial bias of a new head.
         freeze: patterns of the names of parameters that are not trained (`blocks.0.*`).
+        lora: rank of low-rank adapters on qkv and the MLP of every block; only they and the head are trained. None to
+            train all parameters.
         val: share of train that is held out if the data set has no validation part.
         augment: the augmentation of single images.
         mix: MixUp and CutMix.
@@ -120,6 +122,7 @@ class Recipe:
     pre_logits: bool = False
     head_bias: float = 0.0
     freeze: tuple[str, ...] = ()
+    lora: int | None = None
     val: float = 0.1
     augment: Augment = INCEPTION
     mix: Mix = UNMIXED
@@ -132,6 +135,7 @@ class Recipe:
         checks.number("epochs", self.epochs if self.epochs is not None else 1, 0, open_low=True)
         checks.whole("steps", self.steps if self.steps is not None else 1, 1)
         checks.whole("batch_size", self.batch_size, 1)
+        checks.whole("lora", self.lora if self.lora is not None else 1, 1)
         checks.number("lr", self.lr, 0, open_low=True)
         for name in ("weight_decay", "final_lr", "warmup", "warmup_lr"):
             checks.number(name, getattr(self, name), 0)

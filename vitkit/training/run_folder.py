@@ -5,6 +5,7 @@
     best.safetensors    the best weights on the validation part, if there is one
     last.safetensors    the latest weights
     ema.safetensors     the running average of the weights, if there is one
+    lora.safetensors    adapters of the best weights, to be merged into the backbone they name; only with --lora
     state/              the last two training states, needed to resume; each has checksums and a copy of run.json
     tb/                 TensorBoard events
     .lock               locked while a process writes to the folder
@@ -270,6 +271,10 @@ class RunFolder:
         path = self.path / f"{which}.safetensors"
         with self.writing():
             save(model, path, extra=dict(extra or {}), pretraining=pretraining)
+            if self.info.get("lora") and (which == "best" or not (self.path / "best.safetensors").is_file()):
+                from vitkit.training.lora import write
+
+                write(self.path / "lora.safetensors", model, self.info["lora"])
         return path
 
     @contextmanager
