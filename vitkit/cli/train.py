@@ -103,6 +103,24 @@ def train(
     label_smoothing: Annotated[
         float | None, of_recipe("--label-smoothing", help="Share of each target spread over all classes.")
     ] = None,
+    class_weights: Annotated[
+        str | None,
+        of_recipe(
+            "--class-weights",
+            help="Weights of the classes in the loss: equal, or balanced (an image of a rare class counts more).",
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        of_recipe(
+            "--sampling",
+            help="How images are drawn: uniform (each once per epoch), or balanced (every class equally often).",
+        ),
+    ] = None,
+    early_stop: Annotated[
+        int | None,
+        of_recipe("--early-stop", help="Stop after N validations in a row without a better one; the best is kept."),
+    ] = None,
     dropout: Annotated[float | None, of_recipe("--dropout", help="Dropout rate of dense layers.")] = None,
     drop_path: Annotated[
         float | None, of_recipe("--drop-path", help="Stochastic-depth rate of the last block.")
@@ -189,6 +207,9 @@ def train(
         "layer_decay": layer_decay,
         "loss": loss,
         "label_smoothing": label_smoothing,
+        "class_weights": class_weights,
+        "sampling": sampling,
+        "early_stop": early_stop,
         "dropout": dropout,
         "drop_path": drop_path,
         "freeze": tuple(freeze) if freeze else None,
@@ -274,8 +295,9 @@ def carry_out(ready: Any, report: bool = True) -> None:
             by_loss = f"lowest validation loss {outcome.best:.4f}"
             best = ", " + (by_loss if objective.judge == "loss" else f"best on validation {outcome.best:.2%}")
         then = f"eval {run.path} {ready.info['data']['spec']}" if objective.labels else f"train DATA --from {run.path}"
+        steps = f"{outcome.step:,} of {outcome.total:,} steps" if outcome.why else f"{outcome.step:,} steps"
         print(
-            f"done: {outcome.total:,} steps in {outcome.seconds:.0f} s{best}. You can pass the run folder, {run.path}, "
+            f"done: {steps} in {outcome.seconds:.0f} s{best}. You can pass the run folder, {run.path}, "
             f"anywhere weights are expected:\n  vitkit {then}"
         )
     if main and report:

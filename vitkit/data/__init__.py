@@ -13,13 +13,14 @@ from vitkit.data.decode import decode
 from vitkit.data.doctor import Report, examine
 from vitkit.data.loader import Batch, EvalLoader, TrainLoader
 from vitkit.data.mix import Mix
-from vitkit.data.order import Order, rng, sample_rngs, share
+from vitkit.data.order import BalancedOrder, Order, rng, sample_rngs, share
 from vitkit.data.preprocess import normalize, pixels, preprocess
 from vitkit.data.sources import SOURCES, open_source, open_splits
 
 __all__ = [
     "SOURCES",
     "Augment",
+    "BalancedOrder",
     "Batch",
     "CachedSource",
     "EvalLoader",

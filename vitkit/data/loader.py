@@ -22,15 +22,21 @@ from vitkit.data import mix as mixing
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
 from vitkit.data.mix import Mix
-from vitkit.data.order import Order, share, within
+from vitkit.data.order import BalancedOrder, Order, share, within
 from vitkit.data.preprocess import normalize
 from vitkit.data.sample_worker import Bad, Row, SampleWorker
 from vitkit.data.workers import default_workers, parallel_map
-from vitkit.errors import BadImage, ConfigError, DataError
+from vitkit.errors import BadImage, ConfigError, DataError, pick
 from vitkit.model.config import InputSpec
 
 BadImages = Literal["fail", "skip"]
 Device = torch.device | str | None
+
+# How training images are drawn -> their order: each image once per epoch, or every class equally often.
+SAMPLING: dict[str, Callable[[Source, int, int], Order]] = {
+    "uniform": lambda source, batch_size, seed: Order(len(source), batch_size, seed=seed),
+    "balanced": lambda source, batch_size, seed: BalancedOrder(source.labels, batch_size, seed=seed),
+}
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,7 @@ class TrainLoader(_Loader):
         batch_size: images in a global batch, over all processes (default: 32).
         seed: decides order, augmentation and mixing (default: 0).
         mix: MixUp and CutMix (default: neither).
+        sampling: a row of SAMPLING: `uniform` (the default) or `balanced`.
         rank: this process, counted from 0.
         ranks: number of processes; each takes its part of every global batch.
         workers: worker processes for decoding (default: one per core; none for images in memory when the CPU trains).
@@ -187,6 +194,7 @@ class TrainLoader(_Loader):
         batch_size: int = 32,
         seed: int = 0,
         mix: Mix | None = None,
+        sampling: str = "uniform",
         rank: int = 0,
         ranks: int = 1,
         workers: int | None = None,
@@ -214,7 +222,7 @@ class TrainLoader(_Loader):
                 f"Expected a global batch of at least one image per process; got {batch_size} images for {ranks} "
                 f"processes. Use a larger batch size."
             )
-        self.order = Order(len(source), batch_size, seed=seed)
+        self.order = pick(SAMPLING, sampling, "sampling")(source, batch_size, seed)
         self.mix = mix or Mix()
         self._own = range(batch_size)[share(batch_size, rank, ranks)]  # positions in the mixed global batch
 

@@ -3,6 +3,7 @@
 rng            the generator for an order, a mix or a split
 sample_rngs    the generators for the augmentation of training samples
 Order          (seed, step) -> the global batch; each epoch follows the last without a gap
+BalancedOrder  the same, with every class equally often
 share          one process's part of the rows
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from vitkit.types import Array
 
 # Part of every seed, so that two purposes never share a stream. "split" must keep its number: it decides which images
 # are held out, and another choice would evaluate existing models on images that they were trained on.
-PURPOSES: dict[str, int] = {"order": 1, "mix": 3, "split": 4, "subset": 6}
+PURPOSES: dict[str, int] = {"order": 1, "mix": 3, "split": 4, "subset": 6, "balance": 7}
 RANDOM_NUMBERS = 2  # the version of everything drawn here: a run resumes only with the version that it started with
 
 
@@ -113,16 +114,55 @@ class Order:
         rows: list[tuple[int, int]] = []
         while place < stop:  # one pass per epoch that the batch touches
             epoch, within = divmod(place, self.count)
-            part = self.epoch(epoch)[within : within + stop - place].tolist()
-            rows += [(epoch, index) for index in part]
+            part = self._part(epoch, within, within + stop - place)
+            rows += part
             place += len(part)
         return rows
+
+    def _part(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The rows of one epoch from `start` to `stop`, or to its end."""
+        return [(epoch, index) for index in self.epoch(epoch)[start:stop].tolist()]
 
     def at(self, place: int) -> tuple[int, int]:
         """Return the (epoch, index) of one sample of the endless sequence, counted from 0."""
         epoch, within = divmod(place, self.count)
-        return epoch, int(self.epoch(epoch)[within])
+        return self._part(epoch, within, within + 1)[0]
 
     def steps(self, epochs: float) -> int:
         """Return the number of steps in `epochs` epochs; the last step may reach into the next epoch."""
         return math.ceil(round(epochs * self.count) / self.batch_size)
+
+
+class BalancedOrder(Order):
+    """A training order in which every class comes equally often; an epoch has as many samples as the data set.
+
+    Each class is an endless sequence of shuffled passes over its own samples, and every epoch takes the next part of
+    each, so all samples of a class are used equally often. A row holds the pass instead of the epoch: a sample that
+    comes twice in an epoch belongs to two passes, and so is augmented in two ways.
+
+    Args:
+        labels: the class of each sample; a class without samples takes no part.
+        batch_size: samples in a global batch, over all processes.
+        seed: the run's seed (default: 0).
+    """
+
+    def __init__(self, labels: Sequence[int] | Array, batch_size: int, *, seed: int = 0) -> None:
+        super().__init__(len(labels), batch_size, seed=seed)
+        found = np.asarray(labels)
+        self.classes = [np.flatnonzero(found == label) for label in np.unique(found)]
+
+    def _epoch(self, epoch: int) -> Array:
+        """The rows (pass, sample) of one epoch, [count, 2]."""
+        parts, K = [], len(self.classes)
+        for k, members in enumerate(self.classes):
+            # The class's part of its endless sequence; the parts of all classes have `count` samples together.
+            place, stop = ((self.count * e + k) // K for e in (epoch, epoch + 1))
+            while place < stop:
+                turn, within = divmod(place, len(members))
+                part = rng(self.seed, "balance", k, turn).permutation(members)[within : within + stop - place]
+                parts.append(np.stack([np.full(len(part), turn), part], axis=1))
+                place += len(part)
+        return rng(self.seed, "order", epoch).permutation(np.concatenate(parts))
+
+    def _part(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(turn, index) for turn, index in self.epoch(epoch)[start:stop].tolist()]

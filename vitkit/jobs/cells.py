@@ -272,7 +272,7 @@ def train_cell(
         "train": len(train),
         "val": len(val) if val is not None else 0,
         "parameters": sum(p.numel() for p in ready.model.parameters()),
-        "flops": 3.0 * flops(config) * outcome.total * ready.recipe.batch_size,  # a backward pass costs two forwards
+        "flops": 3.0 * flops(config) * outcome.step * ready.recipe.batch_size,  # a backward pass costs two forwards
         "seconds": time.perf_counter() - began,
     }
     if request.shots and val is not None:

@@ -75,6 +75,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
         batch_size=max(split.micro, 1 + bool(recipe.mix)),
         seed=ready.settings.seed,
         mix=recipe.mix,
+        sampling=recipe.sampling,
         workers=0,
         device=runtime.device,
         bad_images=ready.settings.bad_images,
@@ -82,7 +83,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     batch = next(loader.batches(0, 1))
     model.to(runtime.device).train()
     model.gradient_checkpointing = ready.settings.checkpointing
-    objective = OBJECTIVES[recipe.objective](recipe, ready.settings.seed)
+    objective = OBJECTIVES[recipe.objective](recipe, ready.settings.seed, ready.train)
     learner = objective.learner(model)
     own = {p.untyped_storage().data_ptr() for p in learner.parameters()}
     kept: dict[int, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from torch import nn
 
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
-from vitkit.errors import ConfigError, OutputError, UnreadableFile, pick
+from vitkit.errors import ConfigError, UnreadableFile, pick
 from vitkit.jobs.splits import absolute, some, train_and_val, unlabelled
+from vitkit.jobs.train_checks import CUSTOM, check_data, check_model, check_space, notes, other_randomness
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.config import InputSpec, ViTConfig, check_fields, config_from_dict
-from vitkit.model.create import build, configuration, need_vit
+from vitkit.model.create import build, need_vit
 from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
@@ -35,10 +35,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
-from vitkit.training.state import KEPT
 
-CUSTOM = "custom"  # in run.json: a model that was passed in Python
-FEW_IMAGES = 10_000  # fewer than these are too few to train from scratch
 # Fields of a recipe that do not affect the result, so a resumed run may differ in them.
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
 
@@ -131,11 +128,12 @@ def prepare(
         )
     name, how = _choose_recipe(recipe, weights, stored)
     how = how.change(**(changes or {}))
-    _check_model(model, weights, fields, how)
+    check_model(model, weights, fields, how)
     chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
     objective = OBJECTIVES[how.objective]
-    train, val, notes = (train_and_val if objective.labels else unlabelled)(data, how.val, chosen.seed)
+    train, val, remarks = (train_and_val if objective.labels else unlabelled)(data, how.val, chosen.seed)
     train = some(train, how.images, chosen.seed)
+    check_data(how, val)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
     if stored and RunFolder(out, stored).latest() and model == stored["model"] and weights == stored["weights"]:
@@ -167,14 +165,14 @@ def prepare(
     more["parameters"] = parameters  # without adapters, which checkpoints do not have
     info = _describe(ready, name, model, weights, data) | {key: value for key, value in more.items() if value}
     if verify_data and stored and "verified data" not in stored["same"]:
-        notes.append("The run was started without --verify-data, so only parts of each image can be compared.")
+        remarks.append("The run was started without --verify-data, so only parts of each image can be compared.")
     elif verify_data:
         info["same"]["verified data"] = [part.fingerprint(whole=True) for part in (train, val) if part is not None]
     if stored:
         RunFolder(out, stored).check(info)
-    _check_space(out, built, how)
-    notes += _notes(name, how, model, weights, len(train), data) + _other_randomness(ready, stored)
-    return dataclasses.replace(ready, info=info, notes=tuple(notes))
+    check_space(out, built, how)
+    remarks += notes(name, how, model, weights, len(train), data) + other_randomness(ready, stored)
+    return dataclasses.replace(ready, info=info, notes=tuple(remarks))
 
 
 def train(
@@ -232,7 +230,8 @@ def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
         torch.set_num_threads(threads)
     merge(ready.model)
     if outcome.step == at and runtime.main and watch is not None:
-        watch({"event": "note", "text": f"{run.path} is already finished: all {loop.total:,} steps are done."})
+        done = f"it stopped early: {outcome.why}" if outcome.why else f"all {loop.total:,} steps are done"
+        watch({"event": "note", "text": f"{run.path} is already finished: {done}."})
     return outcome
 
 
@@ -270,20 +269,6 @@ def _choose_recipe(recipe: str | Recipe | None, weights: str | None, stored: Map
         return stored["recipe_name"], Recipe.from_dict(stored["recipe"])
     name = recipe or ("finetune" if weights else "small-data")
     return name, pick(RECIPES, name, "recipe")
-
-
-def _check_model(model: str | None, weights: str | None, fields: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse a request that names two models to train, none, or one that does not exist."""
-    if model is not None and weights is not None:
-        raise ConfigError("Expected either --model (a new model) or --from (pre-trained weights); got both.")
-    if fields and weights is not None:
-        raise ConfigError(f"Expected --set with a new model; got --set {next(iter(fields))} and --from weights.")
-    if model is not None and model != CUSTOM:
-        configuration(model, **fields)
-    elif model is None and weights is None and recipe.config is None:
-        raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
-    if recipe.lora and weights is None and model != CUSTOM:
-        raise ConfigError("--lora adapts pre-trained weights; got a new model. Give weights with --from.")
 
 
 def _choose_settings(
@@ -345,63 +330,3 @@ def _describe(ready: Prepared, name: str, model: str | None, weights: str | None
             "weights": weights,
         },
     }
-
-
-def _notes(
-    name: str, recipe: Recipe, model: str | None, weights: str | None, images: int, data: str | Path
-) -> list[str]:
-    """Return sentences about a request that can work, but may not do what the user expects."""
-    notes = []
-    if weights is None and not recipe.small_data and images < FEW_IMAGES and OBJECTIVES[recipe.objective].labels:
-        notes.append(
-            f"{images:,} images are too few to train a Vision Transformer well from scratch. Train a probe on frozen "
-            f"features (`vitkit probe {data} --from WEIGHTS`) or fine-tune (--from WEIGHTS); to train from scratch "
-            f"anyway, use --recipe small-data."
-        )
-    if weights is None and "finetune" in name:
-        notes.append(f"The recipe {name!r} is meant for pre-trained weights; give them with --from.")
-    if (
-        model not in (None, CUSTOM)
-        and recipe.models
-        and not any(configuration(model) == configuration(m) for m in recipe.models)
-    ):
-        notes.append(f"The recipe {name!r} was published for {', '.join(recipe.models)}, not for {model}.")
-    return notes
-
-
-def _other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
-    """Warn if dropout in a resumed run draws other numbers than in an uninterrupted one."""
-    if not stored or not (ready.recipe.dropout or ready.recipe.drop_path):
-        return []
-    processes = stored["processes"]
-    micro = stored["settings"]["micro_batch"] or ready.recipe.batch_size // processes
-    device = torch.device(stored["device"]).type
-    changed = [
-        f"{what} from {old} to {new}"
-        for what, old, new in (
-            ("micro-batch", micro, ready.split.micro),
-            ("processes", processes, ready.runtime.ranks),
-            ("device", device, ready.runtime.device.type),
-        )
-        if old != new
-    ]
-    if not changed:
-        return []
-    return [
-        f"This run uses dropout or stochastic depth, whose random numbers depend on what has changed since it was "
-        f"started: {', '.join(changed)}. Its result will differ from that of an uninterrupted run."
-    ]
-
-
-def _check_space(out: Path, model: Backbone, recipe: Recipe) -> None:
-    """Refuse to start if the disk cannot hold the states (those that are kept and a new one) and the checkpoints."""
-    weights = sum(p.numel() * 4 for p in model.parameters())
-    state = weights * (1 + (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema is not None))
-    needed = (KEPT + 1) * state + 4 * weights
-    place = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise OutputError(
-            f"This run needs about {needed / 2**20:,.0f} MiB of disk space at {out}; only {free / 2**20:,.0f} MiB are "
-            f"free. Free some space, or choose another --out."
-        )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from vitkit.jobs.train import CUSTOM
+from vitkit.jobs.train_checks import CUSTOM
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +106,9 @@ class Watch:
 
     def _skipped(self, event: dict[str, Any]) -> None:
         self.say(f"skipped {event['name']}: {event['why']}")
+
+    def _stop(self, event: dict[str, Any]) -> None:
+        self.say(f"stopping early: {event['why']}")
 
     def _note(self, event: dict[str, Any]) -> None:
         self.say(event["text"])

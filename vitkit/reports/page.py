@@ -157,6 +157,7 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
                     "pre-trained weights": "weights",
                     "features": "features",
                     "steps": "steps",
+                    "stopped early": "stopped_early",
                     "device": "device",
                     "processes": "processes",
                     "threads": "torch_threads",

@@ -38,6 +38,7 @@ from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import BatchSplit, Settings
 from vitkit.training.state import TrainingState
+from vitkit.training.stopping import consider, reason_to_stop
 
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
@@ -67,6 +68,7 @@ class Outcome:
         best: highest validation accuracy, or lowest loss if the objective judges by it; None without a validation part.
         signal: number of the signal that asked the run to stop, be it during the last update; 0 if none did.
         seconds: duration of this process's part of the run.
+        why: why the run stopped before its last update, if it stopped early by itself.
     """
 
     step: int
@@ -74,6 +76,7 @@ class Outcome:
     best: float | None
     signal: int
     seconds: float
+    why: str = ""
 
     @property
     def interrupted(self) -> bool:
@@ -121,7 +124,7 @@ class Loop:
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = settings.checkpointing
         self.bare = model.to(runtime.device)
-        self.objective = OBJECTIVES[recipe.objective](recipe, settings.seed)
+        self.objective = OBJECTIVES[recipe.objective](recipe, settings.seed, train)
         self.learner = self.objective.learner(self.bare)
         self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.learner, recipe)
@@ -208,6 +211,7 @@ class Loop:
             batch_size=self.recipe.batch_size,
             seed=settings.seed,
             mix=self.recipe.mix,
+            sampling=self.recipe.sampling,
             rank=self.runtime.rank,
             ranks=self.runtime.ranks,
             workers=settings.workers,
@@ -229,6 +233,8 @@ class Loop:
                     self._after(start, clock, False)
                 self._consistent = self._snapshot()
                 for step in range(start, self.total):
+                    if self.progress.ended:
+                        break
                     try:
                         with clock.waiting():
                             batch = next(batches)
@@ -253,7 +259,8 @@ class Loop:
         if best is not None and self.objective.judge == "loss":
             best = -best
         number = (requests or [signal.SIGTERM])[0] if interrupted else 0  # another process may have got the signal
-        return Outcome(self.progress.step, self.total, best, number, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Outcome(self.progress.step, self.total, best, number, seconds, self.progress.ended)
 
     def _on_wait(self, requests: list[int], seconds: float) -> None:
         """Called every second of waiting for images."""
@@ -364,10 +371,24 @@ class Loop:
             seconds = {"seconds": now - self.epoch_began}
             self._log({"event": "epoch", "step": step, "epoch": self._finished(step), **so_far, "time": seconds})
             self.progress.epoch, self.epoch_began = {}, now
+            if not end:
+                self.progress.ended = reason_to_stop(self.progress, self.recipe.early_stop)
+        if self.progress.ended:
+            self._end_early(step, clock)
+            return
         save_every = self.settings.save_every
         if (step % save_every == 0 if save_every else due) or end or new_best:
             with clock.excluded():
                 self._save()
+
+    def _end_early(self, step: int, clock: Clock) -> None:
+        """Log what is left to log, save, and say in run.json that the run stopped early."""
+        if self.progress.window:
+            self._log_training(step, clock)
+        self._log({"event": "stop", "step": step, "why": self.progress.ended})
+        self.run.info["stopped_early"] = {"step": step, "why": self.progress.ended}
+        self._save()
+        self.runtime.on_main(self.run.write_info)
 
     def _means(self, sums: dict[str, float]) -> dict[str, float]:
         """Return the mean loss, and the accuracy if the objective has one, of sums over images."""
@@ -410,12 +431,11 @@ class Loop:
     def _validate(self, step: int) -> bool:
         """Validate the weights, and their average if there is one; return whether one of them is a new best.
 
-        The best has the highest accuracy; among equals, the lower loss; then the later step. Where the objective judges
-        by the loss, the accuracy plays no part. It has to be saved, state and all, at this step, so that a run resumed
-        from the latest state agrees with its best weights.
+        Where the objective judges by the loss, the accuracy plays no part. A new best has to be saved, state and all,
+        at this step, so that a run resumed from the latest state agrees with its best weights.
         """
         assert self.val is not None
-        progress, new_best = self.progress, False
+        results: dict[str, tuple[float, float]] = {}
         if self.runtime.main:
             self.watch({"event": "validating", "step": step})
         for which in ("last", "ema") if self.average is not None else ("last",):
@@ -433,11 +453,8 @@ class Loop:
             seconds = {"seconds": time.perf_counter() - began}
             self._log({"event": "val", "step": step, "weights": which, **found, "time": seconds})
             loss = found["loss"]
-            score = -loss if self.objective.judge == "loss" else found[self.objective.judge]
-            if progress.best is None or (score, -loss) >= (progress.best, -progress.best_loss):
-                progress.best, progress.best_loss, progress.best_step, progress.best_weights = score, loss, step, which
-                new_best = True
-        return new_best
+            results[which] = (-loss if self.objective.judge == "loss" else found[self.objective.judge], loss)
+        return consider(self.progress, results, step)
 
     def _log(self, row: dict[str, Any]) -> None:
         if self.runtime.main:

@@ -21,6 +21,7 @@ from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import evaluating
 from vitkit.model.create import need_vit
 from vitkit.runtime import Runtime
+from vitkit.training.class_weights import balanced, weigh
 from vitkit.training.loss import LOSSES
 from vitkit.training.masked import TARGETS, VALIDATION, MaskedPatches, check, keys_of
 from vitkit.training.recipe import Recipe
@@ -32,13 +33,14 @@ class Objective(ABC):
     Args:
         recipe: the run's recipe.
         seed: the run's seed.
+        train: the training part.
     """
 
     labels = True  # whether the images need labels
     fused = True  # whether the model's fused training forward can be used
     judge = "top1"  # what the best weights have: the highest validation accuracy, or the lowest `loss`
 
-    def __init__(self, recipe: Recipe, seed: int) -> None:
+    def __init__(self, recipe: Recipe, seed: int, train: Source) -> None:
         self.recipe, self.seed = recipe, seed
 
     @classmethod
@@ -93,6 +95,10 @@ class Objective(ABC):
 class Classify(Objective):
     """Name the class of each image: the paper's supervised training."""
 
+    def __init__(self, recipe: Recipe, seed: int, train: Source) -> None:
+        super().__init__(recipe, seed, train)
+        self.weights = balanced(list(train.counts().values())) if recipe.class_weights == "balanced" else None
+
     def beside(self, learner: nn.Module) -> dict[str, Tensor]:
         """See Objective."""
         return {}
@@ -103,7 +109,9 @@ class Classify(Objective):
             logits = forward(batch.pixels)
         logits = logits.float()
         recipe = self.recipe
-        loss = LOSSES[recipe.loss](logits, batch, recipe.label_smoothing, bool(recipe.mix)).sum()
+        weighed, factor = (batch, None) if self.weights is None else weigh(batch, self.weights)
+        loss = LOSSES[recipe.loss](logits, weighed, recipe.label_smoothing, bool(recipe.mix))
+        loss = (loss if factor is None else loss * factor).sum()
         with torch.no_grad():
             truth = torch.where(batch.weight >= 0.5, batch.labels, batch.others)
             return loss, (logits.argmax(1) == truth).sum().float()

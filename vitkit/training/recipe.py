@@ -19,6 +19,8 @@ Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
 Objective = Literal["classify", "masked-patch"]
 Target = Literal["mean", "4x4", "patch"]
+Sampling = Literal["uniform", "balanced"]
+ClassWeights = Literal["equal", "balanced"]
 LRRule = Literal["fixed", "linear", "sqrt"]
 DecayFrom = Literal["warmup", "start"]
 
@@ -75,6 +77,11 @@ class Recipe:
         layer_decay: learning rate of each layer relative to the layer above it; None for equal rates.
         loss: `softmax` (one class per image) or `sigmoid` (each class independently).
         label_smoothing: share of each target that is spread over all classes.
+        class_weights: `equal`, or `balanced`: in the loss an image counts in inverse proportion to the images of its
+            class, as scikit-learn's `balanced` does. Evaluation is not weighted.
+        sampling: `uniform` (each image once per epoch), or `balanced` (every class equally often; an epoch keeps its
+            number of images).
+        early_stop: validations in a row without a better one after which the run stops; None to train to the end.
         dropout: dropout rate after dense layers and position embeddings.
         drop_path: stochastic-depth rate of the last block; it grows linearly from 0 at the first.
         pre_logits: whether a new model's head has the paper's hidden layer.
@@ -117,6 +124,9 @@ class Recipe:
     layer_decay: float | None = None
     loss: Loss = "softmax"
     label_smoothing: float = 0.0
+    class_weights: ClassWeights = "equal"
+    sampling: Sampling = "uniform"
+    early_stop: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
     pre_logits: bool = False
@@ -151,6 +161,15 @@ class Recipe:
         checks.one_of("objective", self.objective, Objective)
         checks.one_of("target", self.target, Target)
         checks.one_of("lr_rule", self.lr_rule, LRRule)
+        checks.one_of("class_weights", self.class_weights, ClassWeights)
+        checks.one_of("sampling", self.sampling, Sampling)
+        if self.early_stop is not None:
+            checks.whole("early_stop", self.early_stop, 1)
+        if self.class_weights == self.sampling == "balanced":
+            raise ConfigError(
+                "Expected class_weights='balanced' or sampling='balanced'; got both, which would balance the classes "
+                "twice. Leave one out."
+            )
         if self.val == 1:
             raise ConfigError("val must be below 1, to leave something to train on; got 1.")
         if self.optimizer == "sgd" and self.weight_decay:

@@ -149,16 +149,17 @@ class RunFolder:
             run.check(info)
             run._tidy()
             if not (path / "run.json").is_file() or _read_object(path / "run.json") != run.info:
-                run._write_info()
+                run.write_info()
             return run
         cls.check_place(path)
         values = {**info, "created": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment()}
         run = cls(path, values)
-        run._write_info()
+        run.write_info()
         run._tidy()
         return run
 
-    def _write_info(self) -> None:
+    def write_info(self) -> None:
+        """Write run.json."""
         from vitkit.checkpoints.atomic import staging
 
         with staging(self.path) as private:

@@ -40,6 +40,8 @@ class TrainingState:
         best_loss: validation loss of the weights that reached `best`.
         best_step: the step of `best`.
         best_weights: the weights that reached it: `last` or `ema`.
+        stale: validations since the last that was better than all before it.
+        ended: why the run stopped before its last step; empty if it did not.
         logged: size of metrics.jsonl in bytes at this step.
         window: sums since the last line of training metrics.
         epoch: the same sums since the last line about an epoch.
@@ -53,6 +55,8 @@ class TrainingState:
     best_loss: float = 0.0
     best_step: int = 0
     best_weights: str = "last"
+    stale: int = 0
+    ended: str = ""
     logged: int = 0
     window: dict[str, float] = field(default_factory=dict)
     epoch: dict[str, float] = field(default_factory=dict)
