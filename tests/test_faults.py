@@ -125,8 +125,14 @@ FAULTS: dict[str, Fault] = {
         "data/test_loader.py",
         "data/test_augment.py",
     ),
+    "a repeated image is augmented as before": fault(
+        "data/order.py", "np.full(len(part), turn)", "np.full(len(part), epoch)", "data/test_balanced_order.py"
+    ),
     "every epoch in the same order": fault(
-        "data/order.py", 'rng(self.seed, "order", epoch)', 'rng(self.seed, "order", 0)', "data/test_order.py"
+        "data/order.py",
+        'rng(self.seed, "order", epoch).permutation(every)',
+        'rng(self.seed, "order", 0).permutation(every)',
+        "data/test_order.py",
     ),
     "the size before the crop is rounded up": fault(
         "data/preprocess.py", "math.floor(H / spec.crop)", "math.ceil(H / spec.crop)", "data/test_preprocess.py"
@@ -134,6 +140,12 @@ FAULTS: dict[str, Fault] = {
     # training
     "accumulated gradients divided by the micro-batch": fault(
         "training/loop.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
+    ),
+    "class weights ignore what an image is mixed with": fault(
+        "training/class_weights.py", "weight=own / (own + other)", "weight=batch.weight", "training/test_imbalance.py"
+    ),
+    "a tie counts as better": fault(
+        "training/stopping.py", "0 if better else", "0 if new_best else", "training/test_stopping.py"
     ),
     "validation's top-5 counts six": fault(
         "training/objectives.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"
