@@ -829,6 +829,10 @@ def serve(
     bound = listen(host, port)
     try:
         service = Service(model_of(model).eval(), settings, engine=engine, source=source)
+        if isinstance(model, str | Path) and is_local(host):
+            from vitkit.jobs.photos import open_photos
+
+            service.photos = open_photos(model, service.model)
         service.warm()
         if not wait:
             return Running(create_app(service), bound)

@@ -93,7 +93,16 @@ class DataError(VitkitError):
 
 
 class BadImage(DataError):
-    """An image that cannot be decoded; the message names it."""
+    """An image that cannot be decoded; the message names it.
+
+    Args:
+        sentence: its name and the reason.
+        cure: what to do on the command line; a server gives other advice.
+    """
+
+    def __init__(self, sentence: str, cure: str = "") -> None:
+        super().__init__(f"{sentence} {cure}".strip())
+        self.sentence = sentence
 
 
 class Diverged(VitkitError):

@@ -12,7 +12,7 @@ from PIL import Image
 import vitkit
 from tests.server.conftest import NAMES, files, photo, tiny
 from vitkit.data import decode, preprocess
-from vitkit.errors import ConfigError
+from vitkit.errors import BadImage, ConfigError
 from vitkit.evaluation import predict
 from vitkit.server.explaining import KINDS, PICTURES
 from vitkit.server.settings import Settings
@@ -186,6 +186,8 @@ def test_health_metrics_and_docs(client, service) -> None:
         "/v1/embed",
         "/v1/explain",
         "/v1/picture",
+        "/v1/similar",
+        "/v1/photos/{number}",
         "/v1/model",
         "/healthz",
         "/readyz",
@@ -254,14 +256,16 @@ def eps() -> bytes:
         ({"files": files(b"")}, 422, "photo0.png: the file is empty"),
         ({"files": files(b"hello")}, 422, "photo0.png: not an image"),
         ({"files": files(photo()[:200])}, 422, "photo0.png: truncated"),
-        ({"files": files(photo(), b"broken")}, 422, "photo1.png"),
         ({"files": files(png_header(20_000, 20_000))}, 422, "photo0.png: declares more than 178 megapixels"),
         ({"files": files(png_header(9_000, 9_000))}, 413, "photo0.png: 9000 x 9000 pixels are more than the 50"),
         ({"files": files(eps())}, 422, "not an image in a format that vitkit reads"),
         ({"files": files(*[photo()] * 33)}, 413, "at most 32 images"),
         ({"files": files(*[photo()] * 40)}, 413, "at most 32 images per request; got more than 32"),
         ({"files": [("image", ("a.png", photo()))]}, 400, "Expected the field `files`; got 'image'"),
-        ({"data": {"files": "text"}}, 415, "multipart/form-data or application/json"),
+        ({"data": {"files": "text"}}, 415, "Expected multipart/form-data, application/json or an image; got"),
+        ({"content": b"hello", "headers": {"content-type": "image/jpeg"}}, 422, "image: not an image"),
+        ({"content": b"", "headers": {"content-type": "image/jpeg"}}, 422, "image: the file is empty"),
+        ({"content": photo(), "headers": {"content-type": "image"}}, 415, "or an image; got 'image'"),
         ({"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
         ({"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "multipart"),
         ({"content": b"[", "headers": {"content-type": "application/json"}}, 400, "Expected JSON"),
@@ -280,6 +284,7 @@ def test_bad_requests_get_one_sentence(client, request_, status: int, words: str
     assert words in answer.json()["error"]
     assert set(answer.json()) == {"error", "kind"}
     assert "Traceback" not in answer.text
+    assert not re.search(r" --[a-z]|vitkit doctor", answer.text)  # the command line is not the client's
 
 
 @pytest.mark.parametrize(
@@ -304,10 +309,71 @@ def test_bad_choices_get_one_sentence(client, query: str, words: str) -> None:
     assert words in answer.json()["error"]
 
 
-def test_the_same_sentence_as_everywhere(client) -> None:
-    with pytest.raises(Exception, match="not an image") as raised:
+def test_the_same_reason_as_everywhere_and_advice_for_clients(client) -> None:
+    with pytest.raises(BadImage, match="not an image") as raised:
         decode(b"hello", "photo0.png")
-    assert client.post("/v1/predict", files=files(b"hello")).json() == {"error": str(raised.value), "kind": "BadImage"}
+    assert (
+        str(raised.value) == f"{raised.value.sentence} Repair or remove it; `vitkit doctor` finds all such files, and "
+        "--bad-images skip leaves them out."
+    )
+    assert client.post("/v1/predict", files=files(b"hello")).json() == {
+        "error": f"{raised.value.sentence} Send the file again, or convert it to JPEG or PNG.",
+        "kind": "BadImage",
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/predict?top=1", "/v1/embed"])
+def test_one_bad_image_among_several_has_its_own_error(client, path: str) -> None:
+    long = png_header(9_000, 9_000)
+    good, bad, large, also = client.post(path, files=files(photo(1), photo()[:200], long, photo(2))).json()["results"]
+    alone = [client.post(path, files=files(photo(seed))).json()["results"][0] for seed in (1, 2)]
+
+    def numbers(one: dict) -> list[float]:
+        return (
+            one["embedding"]
+            if "embedding" in one
+            else [value for top in one["top"] for value in (top["p"], top["index"])]
+        )
+
+    for several, single in zip((good, also), alone, strict=True):
+        assert numbers(several) == pytest.approx(numbers(single), abs=1e-5)
+    assert numbers(good) != pytest.approx(numbers(also), abs=1e-3)
+    assert (bad["name"], bad["kind"]) == ("photo1.png", "BadImage")
+    assert bad["error"].startswith("photo1.png: truncated")
+    assert (large["name"], large["kind"]) == ("photo2.png", "TooLarge")
+    assert "9000 x 9000 pixels are more than the 50" in large["error"]
+    whole = client.post(path, files=files(b"a", b"b"))  # the same form, whatever is wrong
+    assert whole.status_code == 200
+    assert [one["kind"] for one in whole.json()["results"]] == ["BadImage", "BadImage"]
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg; name=x", "application/octet-stream"])
+def test_an_image_as_the_whole_body(client, kind: str) -> None:
+    raw = photo(3)
+    sent = client.post("/v1/predict", content=raw, headers={"content-type": kind})
+    assert sent.status_code == 200
+    assert sent.json()["results"][0]["top"] == client.post("/v1/predict", files=files(raw)).json()["results"][0]["top"]
+    assert client.post("/v1/explain", content=raw, headers={"content-type": kind}).content.startswith(b"\x89PNG")
+
+
+def test_an_example_of_the_documentation_works(client) -> None:
+    body = client.get("/openapi.json").json()["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+    answer = client.post("/v1/predict", json=body["application/json"]["example"])
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["results"][0]["name"] == "pixel.png"
+    assert {"multipart/form-data", "image/jpeg"} < set(body)
+
+
+def test_pictures_suit_light_and_dark_pages(client) -> None:
+    def mean(query: str) -> np.ndarray:
+        raw = client.post(f"/v1/picture?name=predictions{query}", files=files(photo())).content
+        pixels = np.asarray(Image.open(io.BytesIO(raw)).convert("RGBA")).reshape(-1, 4)
+        text = pixels[(pixels[:, 3] > 250) & (np.ptp(pixels[:, :3].astype(int), axis=1) < 40)]
+        return np.array([pixels[0, 3], text[:, :3].mean()])
+
+    assert mean("")[0] == 255  # opaque, unless a page asks
+    assert mean("&theme=light") == pytest.approx([0, 75], abs=30)
+    assert mean("&theme=dark") == pytest.approx([0, 215], abs=30)
 
 
 def test_nothing_there_and_wrong_methods(client) -> None:
@@ -358,9 +424,9 @@ def test_an_image_of_exactly_the_limit_is_accepted() -> None:
     from vitkit.server.uploads import Upload, measure
 
     spec, settings = tiny().input_spec, Settings(max_megapixels=0.0016)
-    assert measure([Upload("a.png", photo(size=(40, 40)))], spec, settings) == [1600]
+    assert measure(Upload("a.png", photo(size=(40, 40))), spec, settings) == 1600
     with pytest.raises(TooLarge, match=r"41 x 40 pixels are more than the 0\.0016 megapixels"):
-        measure([Upload("a.png", photo(size=(41, 40)))], spec, settings)
+        measure(Upload("a.png", photo(size=(41, 40))), spec, settings)
 
 
 def test_a_long_thin_image_is_refused_before_it_grows() -> None:
@@ -372,7 +438,7 @@ def test_a_long_thin_image_is_refused_before_it_grows() -> None:
     spec = dataclasses.replace(tiny().input_spec, resize="crop", crop=0.9)
     raw = photo(size=(60_000, 1))
     with pytest.raises(TooLarge, match="60000 x 1 pixels are too long and thin"):
-        measure([Upload("thin.png", raw)], spec, Settings(max_megapixels=1))
+        measure(Upload("thin.png", raw), spec, Settings(max_megapixels=1))
 
 
 def test_token(client_with) -> None:
@@ -459,7 +525,7 @@ def test_other_hosts_are_refused(client_with, host: str) -> None:
         assert refused.status_code == 400
         assert refused.json() == {
             "error": "This server answers to localhost, [::1], myserver.local, example.com, *.lab.example, [fe80::1]; "
-            "the request was for another host name. Allow it with --allow-host.",
+            "the request was for another host name. Use one of these names.",
             "kind": "RequestError",
         }
         assert "default-src 'none'" in refused.headers["content-security-policy"]

@@ -346,5 +346,5 @@ def test_docs_page(browser, app) -> None:
     for page in opened(browser, app[1]):
         page.locator("nav a").click()
         page.locator("article h2", has_text="/v1/explain").wait_for()
-        assert page.locator("article").count() == 8
+        assert page.locator("article").count() == 10
         assert "curl -F files=@photo.jpg" in page.locator("article pre").first.inner_text()

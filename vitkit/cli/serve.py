@@ -73,6 +73,14 @@ def serve(
     embed_in: Annotated[
         str | None, typer.Option("--embed-in", help="Site that may show the page in a frame (default: none).")
     ] = None,
+    photos: Annotated[
+        bool | None,
+        typer.Option(
+            "--photos/--no-photos",
+            help="Show photos of the run's own data on the page: some to try, and training photos that are similar to "
+            "yours (default: on if only this machine can reach the server).",
+        ),
+    ] = None,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="Print every request.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Serve with Ray Serve, on all machines of its cluster.")] = False,
     replicas: Annotated[
@@ -134,6 +142,10 @@ def serve(
         from vitkit.server.service import load_service
 
         service = load_service(weights, settings, **how)
+        if service.embeds and (local if photos is None else photos):
+            from vitkit.jobs.photos import open_photos
+
+            service.photos = open_photos(weights, service.model)
         service.warm()
         name, number = bound.getsockname()[:2]
         print(

@@ -109,8 +109,8 @@ def reason(error: BaseException) -> str:
 def bad(name: str, why: str) -> BadImage:
     """Make the error for one image: its name, the reason, and what to do."""
     return BadImage(
-        f"{name}: {why}. Repair or remove it; `vitkit doctor` finds all such files, and --bad-images skip leaves "
-        f"them out."
+        f"{name}: {why}.",
+        "Repair or remove it; `vitkit doctor` finds all such files, and --bad-images skip leaves them out.",
     )
 
 

@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image
@@ -52,6 +53,7 @@ __all__ = [
 
 
 INK = "#3d4658"
+LIGHT_INK = "#d5d9e6"  # the same on a dark page
 SERIES = ("#3b7dd8", "#e07b39", "#4aa564", "#b05cc6", "#d05573", "#3aa6a6", "#9a8b2f", "#7d86e0")
 HEAT, SIGNED = "inferno", "viridis"
 # From nothing to dark blue: the background shows through, so that it suits light and dark pages.
@@ -67,16 +69,16 @@ def _axes(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> NDArra
     return axes
 
 
-def _ink(figure: Figure) -> Figure:
-    """Draw black text and frames in INK, and show a $ as a dollar sign instead of parsing it as a formula."""
+def _ink(figure: Figure, ink: str = INK) -> Figure:
+    """Draw black text and frames in one colour, and show a $ as a dollar sign instead of parsing it as a formula."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
-        if to_hex(text.get_color()) == "#000000":
-            text.set_color(INK)
+        if to_hex(text.get_color()) in ("#000000", INK):
+            text.set_color(ink)
     for axis in figure.axes:
-        axis.tick_params(which="both", color=INK, labelcolor=INK)
+        axis.tick_params(which="both", color=ink, labelcolor=ink)
         for spine in axis.spines.values():
-            spine.set_color(INK)
+            spine.set_color(ink)
     return figure
 
 
@@ -107,6 +109,23 @@ def save(figure: Figure, *paths: Path) -> Path:
                 f"Expected a writable folder; cannot write {path} ({error.strerror}). Choose another one with --out."
             ) from error
     return paths[0]
+
+
+def figure_png(figure: Figure, theme: Literal["light", "dark"] | None = None) -> bytes:
+    """Render a figure as a PNG.
+
+    Args:
+        figure: the figure.
+        theme: transparent, for a page with a light or a dark background (default: opaque and white).
+    """
+    _ink(figure, LIGHT_INK if theme == "dark" else INK)
+    for legend in figure.findobj(Legend):
+        legend.get_frame().set_facecolor("none" if theme else "white")
+    out = io.BytesIO()
+    how: dict[str, Any] = {"transparent": True} if theme else {"facecolor": "white"}
+    with _quiet("vitkit"):
+        figure.savefig(out, format="png", bbox_inches="tight", dpi=DPI, **how)
+    return out.getvalue()
 
 
 def without_title(figure: Figure) -> str:

@@ -203,6 +203,32 @@ def fill(
     )
 
 
+def cached(model: Backbone, source: Source, cache: FeatureCache, *, features: str | None = None) -> Filled | None:
+    """Look up the features of a data set without computing any: those that are not in the cache count as unreadable.
+
+    Args:
+        model: the backbone, on its device.
+        source: the images.
+        cache: the cache.
+        features: the feature, as `choose` takes it (default: the model's own pooling).
+
+    Returns:
+        None if the cache holds none of them.
+    """
+    start = time.perf_counter()
+    choice = choose(features, model.config)
+    space = cache.space(space_of(model, choice))
+    digests, skipped = _hash(source, None, "skip")
+    found = [
+        cache.read(space, digests[start : start + CHUNK], choice.width)[1] for start in range(0, len(digests), CHUNK)
+    ]
+    there = np.concatenate(found) & digests.any(1) if found else np.zeros(0, bool)
+    if not there.any():
+        return None
+    seconds = time.perf_counter() - start
+    return Filled(cache, source, choice, space, digests, there, tuple(skipped.items()), 0, int(there.sum()), seconds)
+
+
 def embed(model: Backbone, source: Source, cache: FeatureCache, **how: Any) -> Embedded:
     """Return the features of a data set, computing only what is not in the cache. Takes the arguments of `fill`."""
     return fill(model, source, cache, **how).read()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,11 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import vitkit
-from vitkit.errors import RequestError, VitkitError
+from vitkit.errors import InputError, RequestError, VitkitError
+from vitkit.evaluation.predict import Prediction as Predicted
 from vitkit.server import explaining, pages
-from vitkit.server.middleware import Middleware, error_response
+from vitkit.server.middleware import Middleware, error_response, sentence_of
 from vitkit.server.service import Service
 from vitkit.server.uploads import BODY, Upload, read_uploads
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Top(BaseModel):
@@ -38,13 +42,26 @@ class Prediction(BaseModel):
 
     name: str
     top: list[Top]
-    none_of_these: bool = Field(False, description="Whether the image is far from every class (vitkit probe --accept).")
+    none_of_these: bool = Field(False, description="Whether the image is far from every class.")
+    distance: float | None = Field(
+        None,
+        description="Distance to the nearest class, as a share of what the model accepts: above 1 is none of these. "
+        "null if the model accepts everything.",
+    )
+
+
+class Failure(BaseModel):
+    """Why one image of several has no result."""
+
+    name: str
+    error: str
+    kind: str
 
 
 class Predictions(BaseModel):
     """One result per image, in order."""
 
-    results: list[Prediction]
+    results: list[Prediction | Failure]
 
 
 class Embedding(BaseModel):
@@ -58,7 +75,29 @@ class Embeddings(BaseModel):
     """One result per image, in order."""
 
     width: int
-    results: list[Embedding]
+    results: list[Embedding | Failure]
+
+
+class SimilarPhoto(BaseModel):
+    """A photo that is similar to the one that was sent."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    photo: str = Field(description="Its address; add ?thumbnail=true for a small one.")
+    label: str = Field(serialization_alias="class")
+    similarity: float = Field(description="Cosine similarity of the features, at most 1.")
+
+
+class Similar(BaseModel):
+    """The most similar photos, the most similar first."""
+
+    name: str
+    similar: list[SimilarPhoto]
+
+
+class SimilarPhotos(BaseModel):
+    """One result per image, in order."""
+
+    results: list[Similar | Failure]
 
 
 class Explanation(BaseModel):
@@ -93,7 +132,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         403: "A browser sent it for a page of another site.",
         408: "The request did not arrive in time.",
         413: "The request exceeds one of the limits.",
-        415: "The body is neither multipart nor JSON.",
+        415: "The body is neither multipart, JSON nor an image.",
         422: "An image or a parameter does not fit the model.",
         431: "The head of the request exceeds the limits.",
         503: "The server is busy; Retry-After says when to try again.",
@@ -182,18 +221,17 @@ def _api(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/predict", response_model=Predictions, responses=ERRORS, openapi_extra=BODY, tags=["model"])
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=10_000)] = 5) -> Predictions:
-        """The most likely classes of each image, with their probabilities."""
-        found = await service.predict(await read_uploads(request, settings), top)
-        return Predictions(
-            results=[
-                Prediction(
-                    name=one.image,
-                    top=[Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses],
-                    none_of_these=one.none_of_these,
-                )
-                for one in found
-            ]
-        )
+        """The most likely classes of each image, with their probabilities.
+
+        Of several images, one that cannot be read has `error` and `kind` in place of its result.
+        """
+        uploads = await read_uploads(request, settings)
+
+        def result(upload: Upload, one: Predicted) -> Prediction:
+            best = [Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses]
+            return Prediction(name=upload.name, top=best, none_of_these=one.none_of_these, distance=one.distance)
+
+        return Predictions(results=per_image(uploads, await service.predict(uploads, top), result))
 
     @app.post("/v1/embed", response_model=Embeddings, responses=ERRORS, openapi_extra=BODY, tags=["model"])
     async def embed(request: Request) -> Embeddings:
@@ -202,8 +240,22 @@ def _api(app: FastAPI, service: Service) -> None:
         found = await service.embed(uploads)
         return Embeddings(
             width=service.model.config.width,
-            results=[Embedding(name=one.name, embedding=y.tolist()) for one, y in zip(uploads, found)],
+            results=per_image(uploads, found, lambda one, y: Embedding(name=one.name, embedding=y.tolist())),
         )
+
+    @app.post("/v1/similar", response_model=SimilarPhotos, responses=ERRORS, openapi_extra=BODY, tags=["model"])
+    async def similar(request: Request, count: Annotated[int, Query(ge=1, le=100)] = 6) -> SimilarPhotos:
+        """The training photos that are most similar to each image, if the server may show them."""
+        uploads = await read_uploads(request, settings)
+
+        def result(upload: Upload, photos: list[tuple[int, float]]) -> Similar:
+            assert service.photos is not None
+            rows = [(f"/v1/photos/{i}", service.photos.label(i), round(min(v, 1.0), 4)) for i, v in photos]
+            return Similar(
+                name=upload.name, similar=[SimilarPhoto(photo=p, label=label, similarity=v) for p, label, v in rows]
+            )
+
+        return SimilarPhotos(results=per_image(uploads, await service.similar(uploads, count), result))
 
     @app.post(
         "/v1/explain",
@@ -249,12 +301,31 @@ def _api(app: FastAPI, service: Service) -> None:
         response_class=Response,
         responses={**ERRORS, 200: {"content": {"image/png": {}}, "description": "A figure (PNG)."}},
     )
-    async def picture(request: Request, name: PictureName) -> Response:
-        """One of the figures that `vitkit explain` and `vitkit figures` draw."""
+    async def picture(request: Request, name: PictureName, theme: Literal["light", "dark"] | None = None) -> Response:
+        """One of the figures that `vitkit explain` and `vitkit figures` draw.
+
+        With a theme it is transparent, and its text suits a light or a dark page.
+        """
         upload = await one_upload(request)
-        return Response(
-            await service.explain(upload, partial(explaining.picture, name=name.value)), media_type="image/png"
-        )
+        drawn = await service.explain(upload, partial(explaining.picture, name=name.value, theme=theme))
+        return Response(drawn, media_type="image/png")
+
+    @app.get(
+        "/v1/photos/{number}",
+        tags=["model"],
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": {}}, "description": "The photo."}, 401: ERRORS[401]},
+    )
+    async def photo(number: Annotated[int, Path(ge=0, lt=2**31)], thumbnail: bool = False) -> Response:
+        """A photo that the model was made with, if the server may show them."""
+        photos = service.photos
+        if photos is None or number >= len(photos):
+            raise InputError(f"This server has no photo with the number {number}; /v1/model lists some that it has.")
+        if thumbnail:
+            raw, kind = await asyncio.to_thread(photos.thumbnail, number), "image/jpeg"
+        else:
+            raw, kind = await asyncio.to_thread(photos.file, number)
+        return Response(raw, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
     @app.get("/v1/model", tags=["model"], responses={401: ERRORS[401]})
     async def model() -> dict[str, Any]:
@@ -263,12 +334,33 @@ def _api(app: FastAPI, service: Service) -> None:
             **service.card(),
             "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
             "pictures": {
-                name: plot.title
+                name: {"title": plot.title, "caption": plot.caption}
                 for name, plot in explaining.PICTURES.items()
                 if service.embeds and plot.fits(service.model)
             },
-            "samples": {path: pages.SAMPLES[path][1] for path in pages.samples()},
+            "samples": _samples(service),
+            "similar": service.photos is not None and service.photos.searchable,
         }
+
+
+def per_image(
+    uploads: Sequence[Upload], found: Sequence[R | VitkitError], result: Callable[[Upload, R], T]
+) -> list[T | Failure]:
+    """The result of each image, or why it has none."""
+    return [
+        Failure(name=upload.name, error=sentence_of(one), kind=type(one).__name__)
+        if isinstance(one, VitkitError)
+        else result(upload, one)
+        for upload, one in zip(uploads, found, strict=True)
+    ]
+
+
+def _samples(service: Service) -> dict[str, str]:
+    """{path: description} of photos to try: those of the run, and two others that a model may not know."""
+    photos = service.photos
+    own = {f"/v1/photos/{i}": photos.label(i) for i in photos.samples} if photos is not None else {}
+    others = {path: pages.SAMPLES[path][1] for path in pages.samples()} if not own or service.judged else {}
+    return own | others
 
 
 def _operations(app: FastAPI, service: Service) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -139,14 +139,17 @@ def grid(model: ViT) -> tuple[int, int]:
     return rows, columns
 
 
-def picture(model: ViT, x: Tensor, name: str) -> bytes:
+def picture(model: ViT, x: Tensor, name: str, theme: Literal["light", "dark"] | None = None) -> bytes:
     """Draw one row of PICTURES; a PNG.
 
     Args:
         model: the ViT.
         x: pixels [1, C, H, W].
         name: the row.
+        theme: the page that it is for (default: none, and a white background).
     """
+    from vitkit.explanations import draw
+
     plot = pick(PICTURES, name, "picture")
     if not isinstance(model, plot.models):
         raise InputError(f"The picture {name!r} is not for a {type(model).__name__}; this model is one.")
@@ -154,9 +157,7 @@ def picture(model: ViT, x: Tensor, name: str) -> bytes:
         raise InputError(
             f"The picture {name!r} explains a class, but this model has no classification head (num_classes=0)."
         )
-    figure, out = plot.draw(plot.arrays(model, x, PlotOptions())), io.BytesIO()
-    figure.savefig(out, format="png", bbox_inches="tight", dpi=110)
-    return out.getvalue()
+    return draw.figure_png(plot.draw(plot.arrays(model, x, PlotOptions())), theme)
 
 
 def npy(values: Array) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitkit.errors import Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
+from vitkit.errors import BadImage, Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
 from vitkit.server.service import Service
 from vitkit.server.settings import LOCAL
 from vitkit.server.uploads import WrongType
+
+log = logging.getLogger("vitkit")
 
 
 class WrongOrigin(RequestError):
@@ -55,15 +58,22 @@ POLICY = (
 )
 
 
+def sentence_of(error: VitkitError) -> str:
+    """What an error tells a client, who sends requests and does not see the command line."""
+    if isinstance(error, BadImage):
+        return f"{error.sentence} Send the file again, or convert it to JPEG or PNG."
+    return str(error)
+
+
 def error_response(error: VitkitError, service: Service) -> JSONResponse:
-    """The answer to a request that failed: the sentence that the command line prints, and the error's name."""
+    """The answer to a request that failed: one sentence, and the error's name."""
     headers = {}
     if isinstance(error, Busy):
         headers["Retry-After"] = str(service.logits.retry_after() if service.ready else 5)
     if isinstance(error, Unauthorised):
         headers["WWW-Authenticate"] = "Bearer"
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 422)
-    return JSONResponse({"error": str(error), "kind": type(error).__name__}, status, headers)
+    return JSONResponse({"error": sentence_of(error), "kind": type(error).__name__}, status, headers)
 
 
 class Middleware:
@@ -84,6 +94,7 @@ class Middleware:
         self.held = 0  # bytes of all bodies
         self.accepted = 0  # requests since the start
         self.answered = 0
+        self.advised = False  # whether the log has said how to allow a host name
         self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
         # Protects against DNS rebinding: a page of another site whose name was pointed at this machine.
         self.check_host = TrustedHostMiddleware(_host_is_allowed, self.settings.hosts or ("*",), www_redirect=False)
@@ -144,16 +155,24 @@ class Middleware:
         name = place if place.endswith("]") else place.rpartition(":")[0] or place
         if any(_matches(name, host) for host in self.settings.hosts or () if host not in ("*", *LOCAL)):
             return
+        self.advise("from a page of another site")
         raise WrongOrigin(
             "This server accepts no requests from pages of other sites. If the page is its own, reached through a "
-            "proxy, let the proxy pass the Host header on, or allow the name with --allow-host."
+            "proxy, the proxy must pass the Host header on."
         )
 
     async def _refuse_host(self, message: Message) -> None:
+        self.advise("for another host name")
         raise RequestError(
             f"This server answers to {', '.join(self.settings.hosts or ())}; the request was for another host name. "
-            f"Allow it with --allow-host."
+            f"Use one of these names."
         )
+
+    def advise(self, what: str) -> None:
+        """Tell the operator, once, about an option that clients need not know."""
+        if not self.advised:
+            log.warning("refused a request %s; if the name is this server's own, allow it with --allow-host.", what)
+        self.advised = True
 
     def too_large(self) -> TooLarge:
         """The error for a body over the limit."""

@@ -19,7 +19,7 @@ from vitkit.checkpoints.reading import build, open_checkpoint
 from vitkit.checkpoints.sidecar import sha256
 from vitkit.cpu_features import check_type
 from vitkit.data.preprocess import normalize
-from vitkit.errors import Busy, ConfigError, InputError, pick
+from vitkit.errors import Busy, ConfigError, InputError, VitkitError, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Guess, Prediction
 from vitkit.model.backbone import Backbone
@@ -32,8 +32,9 @@ from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
 from vitkit.server.fair import Budget, FairPool
 from vitkit.server.metrics import Metrics
+from vitkit.server.photos import Photos
 from vitkit.server.settings import Settings
-from vitkit.server.uploads import Upload, measure, to_pixels
+from vitkit.server.uploads import Upload, measure_all, to_pixels
 from vitkit.speed import ENGINES, chosen
 from vitkit.speed.exported import Exported, is_exported, open_exported
 from vitkit.types import Array
@@ -73,6 +74,7 @@ class Service:
         # Engines return no features, which "none of these" needs.
         self.engine = chosen("torch" if judged else engine, model) if isinstance(model, Backbone) else model.card.form
         self.source, self.sha256 = source, sha256
+        self.photos: Photos | None = None  # set by whoever knows what the model was made with
         self.spec, self.device = model.input_spec, device_of(model)
         self.dtype = next(model.parameters()).dtype if isinstance(model, Backbone) else torch.float32
         self.names = class_names(model) if model.config.num_classes else ()
@@ -156,35 +158,46 @@ class Service:
 
     async def _answers(
         self, batcher: Batcher[T, R], uploads: Sequence[Upload], items: Callable[[list[Tensor]], Sequence[T]]
-    ) -> list[R]:
-        """Decode images in threads, and run them in the batcher; the first image that cannot be read raises."""
+    ) -> list[R | VitkitError]:
+        """Decode images in threads, and run them in the batcher; an image that is refused has its error as its result.
+
+        Raises:
+            VitkitError: the request as a whole is refused, or its only image is.
+        """
         if not self.ready:
             raise Busy("The server is starting; try again in 5 s.")
         client = uploads[0].client
         with batcher.reserve(len(uploads)) as submit:
             try:
                 async with asyncio.timeout(self.settings.answer_seconds):
-                    measuring = self.pool.submit(client, 0, partial(measure, uploads, self.spec, self.settings))
-                    sizes = await asyncio.wrap_future(measuring)
-                    with self.budget.reserve(client, sum(sizes)):
+                    measuring = self.pool.submit(client, 0, partial(measure_all, uploads, self.spec, self.settings))
+                    found: list[Any] = await asyncio.wrap_future(measuring)  # of each image its size, pixels, result
+                    places = [i for i, one in enumerate(found) if isinstance(one, int)]
+                    with self.budget.reserve(client, sum(found[i] for i in places)):
                         decoding = (
-                            self.pool.submit(client, size, partial(to_pixels, one, self.spec))
-                            for one, size in zip(uploads, sizes)
+                            self.pool.submit(client, found[i], partial(to_pixels, uploads[i], self.spec))
+                            for i in places
                         )
                         decoded = await asyncio.gather(*map(asyncio.wrap_future, decoding), return_exceptions=True)
-                    for one in decoded:
-                        if isinstance(one, BaseException):
+                    for i, one in zip(places, decoded, strict=True):
+                        if isinstance(one, BaseException) and not isinstance(one, VitkitError):
                             raise one
-                    pixels = [one for one in decoded if isinstance(one, Tensor)]
-                    return await asyncio.gather(*(asyncio.wrap_future(submit(item)) for item in items(pixels)))
+                        found[i] = one
+                    if len(found) == 1 and isinstance(found[0], VitkitError):
+                        raise found[0]
+                    places = [i for i, one in enumerate(found) if isinstance(one, Tensor)]
+                    running = (asyncio.wrap_future(submit(item)) for item in items([found[i] for i in places]))
+                    for i, answer in zip(places, await asyncio.gather(*running), strict=True):
+                        found[i] = answer
+                    return found
             except TimeoutError:
                 raise Busy(
                     f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
                     f"Try again in {batcher.retry_after()} s."
                 ) from None
 
-    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction]:
-        """The most likely classes of each image.
+    async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction | VitkitError]:
+        """The most likely classes of each image, or why it cannot be classified.
 
         Args:
             uploads: the images.
@@ -192,20 +205,41 @@ class Service:
         """
         if not self.model.config.num_classes:
             raise InputError("This model has no classification head (num_classes=0). Use /v1/embed for its features.")
-        logits = await self._answers(self.logits, uploads, list)
-        K = len(self.names)
-        far = [float(row[K]) if self.judged else None for row in logits]
-        found = torch.from_numpy(np.stack(logits)[:, :K]).double().softmax(1).numpy()  # [images, K]
-        best = np.argsort(-found, axis=1, kind="stable")[:, :top]
+        rows = await self._answers(self.logits, uploads, list)
         return [
-            Prediction(one.name, tuple(Guess(self.names[k], int(k), float(p[k])) for k in row), distance=distance)
-            for one, p, row, distance in zip(uploads, found, best, far, strict=True)
+            row if isinstance(row, VitkitError) else self._prediction(one.name, row, top)
+            for one, row in zip(uploads, rows, strict=True)
         ]
 
-    async def embed(self, uploads: Sequence[Upload]) -> list[Array]:
-        """The features of each image: y of Eq. 4, [D]."""
+    def _prediction(self, name: str, row: Array, top: int) -> Prediction:
+        """The prediction for logits [K], or [K + 1] with the distance to the known classes."""
+        K = len(self.names)
+        p = torch.from_numpy(row[:K]).double().softmax(0).numpy()
+        best = np.argsort(-p, kind="stable")[:top]
+        guesses = tuple(Guess(self.names[k], int(k), float(p[k])) for k in best)
+        return Prediction(name, guesses, distance=float(row[K]) if self.judged else None)
+
+    async def embed(self, uploads: Sequence[Upload]) -> list[Array | VitkitError]:
+        """The features of each image, y of Eq. 4, [D], or why it has none."""
         self.need_model()
         return await self._answers(self.features, uploads, list)
+
+    async def similar(self, uploads: Sequence[Upload], count: int) -> list[list[tuple[int, float]] | VitkitError]:
+        """The numbers of the most similar photos of each image with their cosine similarities, or why there are none.
+
+        Args:
+            uploads: the images.
+            count: photos per image.
+        """
+        if self.photos is None or not self.photos.searchable:
+            raise InputError(
+                "This server has no photos to compare with: it has them if it serves a run whose training photos are "
+                "still in their place and whose features are in the cache, and its operator allows it."
+            )
+        rows = await self.embed(uploads)
+        known = [row for row in rows if not isinstance(row, VitkitError)]
+        found = iter(await asyncio.to_thread(self.photos.nearest, np.stack(known), count) if known else ())
+        return [row if isinstance(row, VitkitError) else next(found) for row in rows]
 
     async def explain(self, upload: Upload, job: Callable[[ViT, Tensor], T]) -> T:
         """Run job(model, pixels [1, C, H, W]) for one image; jobs run one at a time."""
@@ -215,7 +249,9 @@ class Service:
             with self.compute:
                 return job(self.model, self.normalized(x[None]))
 
-        return (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
+        found = (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
+        assert not isinstance(found, VitkitError)  # one image that is refused raises
+        return found
 
     def close(self) -> None:
         """Answer every accepted request, then end the threads."""
@@ -248,6 +284,7 @@ class Service:
                 "pool": c.pool,
             }
         return {
+            "name": name_of(self.source),
             "source": self.source,
             "sha256": self.sha256,
             "variant": variant_of(self.model.config) or None,
@@ -266,6 +303,16 @@ class Service:
                 "request_megapixels": s.max_request_megapixels,
             },
         }
+
+
+def name_of(source: str) -> str:
+    """A short name for weights: of a run its folder, of a file its name without the ending, of the hub its id."""
+    place, _, which = source.partition("@")
+    path = Path(place)
+    if not path.exists():
+        return source
+    name = path.resolve().name if path.is_dir() else path.stem
+    return f"{name}@{which}" if which else name
 
 
 def load_service(

@@ -18,14 +18,18 @@ from torch import Tensor
 
 from vitkit.data.decode import decode, header
 from vitkit.data.preprocess import pixels, resized
-from vitkit.errors import RequestError, TooLarge
+from vitkit.errors import RequestError, TooLarge, VitkitError
 from vitkit.model.config import InputSpec
 from vitkit.server.settings import Settings
 
 COMMAS = 100  # per image in a JSON request, those in its name included
 WANTED = (
-    "Send images as multipart/form-data in the field `files`, or as JSON "
-    '{"images": [{"name": "cat.jpg", "data": "<base64>"}]}.'
+    "Send images as multipart/form-data in the field `files`, as JSON "
+    '{"images": [{"name": "cat.jpg", "data": "<base64>"}]}, or one image as the whole body with its own Content-Type, '
+    "such as image/jpeg."
+)
+PIXEL = (  # the smallest PNG, for examples that work
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 
 
@@ -63,7 +67,8 @@ class JsonImages(BaseModel):
     images: list[JsonImage] = Field(min_length=1)
 
 
-# The request body in OpenAPI: the two ways to send images.
+# The request body in OpenAPI: the three ways to send images.
+BINARY = {"schema": {"type": "string", "format": "binary"}}
 BODY = {
     "requestBody": {
         "required": True,
@@ -97,8 +102,12 @@ BODY = {
                             },
                         }
                     },
-                }
+                },
+                "example": {"images": [{"name": "pixel.png", "data": PIXEL}]},
             },
+            "image/jpeg": BINARY,
+            "image/png": BINARY,
+            "image/webp": BINARY,
         },
     }
 }
@@ -114,7 +123,7 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
     """Read the images of a request.
 
     Args:
-        request: multipart or JSON; the middleware bounds its size.
+        request: multipart, JSON or one image; the middleware bounds its size.
         settings: the limits.
 
     Raises:
@@ -132,8 +141,10 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
             raise
     elif kind == "application/json":
         found = await asyncio.to_thread(_json, await request.body(), client, settings.max_files)
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        found = [Upload("image", await request.body(), client)]
     elif kind:
-        raise WrongType(f"Expected multipart/form-data or application/json; got {clean(kind)!r}. {WANTED}")
+        raise WrongType(f"Expected multipart/form-data, application/json or an image; got {clean(kind)!r}. {WANTED}")
     else:
         raise WrongType(f"Expected a Content-Type; got none. {WANTED}")
     if not found:
@@ -188,35 +199,49 @@ def _json(body: bytes, client: str, max_files: int) -> list[Upload]:
     return found
 
 
-def measure(uploads: Sequence[Upload], spec: InputSpec, settings: Settings) -> list[int]:
-    """Return the number of pixels of each image, read from its header. Runs in a thread.
+def measure(upload: Upload, spec: InputSpec, settings: Settings) -> int:
+    """Return the number of pixels of an image, read from its header. Runs in a thread.
 
     Args:
-        uploads: the images of one request.
+        upload: the image.
         spec: what the model expects.
         settings: the limits.
 
     Raises:
-        BadImage: one is not an image; the same sentence as on the command line.
-        TooLarge: one of them, or all together, have more pixels than the limits.
+        BadImage: it is not an image.
+        TooLarge: it has more pixels than the limit.
     """
-    found, most = [], settings.max_megapixels * 1e6
-    for upload in uploads:
-        width, height = header(upload.raw, upload.name).size
-        if width * height > most:
-            raise TooLarge(
-                f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
-                f"megapixels that this server accepts. Send a smaller image."
-            )
-        wide, high = resized(width, height, spec)
-        if wide * high > max(most, spec.size[0] * spec.size[1]):
-            raise TooLarge(
-                f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop the image."
-            )
-        found.append(width * height)
-    if sum(found) > settings.max_request_megapixels * 1e6:
+    most = settings.max_megapixels * 1e6
+    width, height = header(upload.raw, upload.name).size
+    if width * height > most:
         raise TooLarge(
-            f"The images' {sum(found) / 1e6:.3g} megapixels in all are more than the "
+            f"{upload.name}: {width} x {height} pixels are more than the {settings.max_megapixels:g} "
+            f"megapixels that this server accepts. Send a smaller image."
+        )
+    wide, high = resized(width, height, spec)
+    if wide * high > max(most, spec.size[0] * spec.size[1]):
+        raise TooLarge(
+            f"{upload.name}: {width} x {height} pixels are too long and thin for this model. Crop the image."
+        )
+    return width * height
+
+
+def measure_all(uploads: Sequence[Upload], spec: InputSpec, settings: Settings) -> list[int | VitkitError]:
+    """Return the number of pixels of each image, or why it is refused. Takes the arguments of `measure`.
+
+    Raises:
+        TooLarge: all together have more pixels than the limit.
+    """
+    found: list[int | VitkitError] = []
+    for upload in uploads:
+        try:
+            found.append(measure(upload, spec, settings))
+        except VitkitError as error:
+            found.append(error)
+    total = sum(one for one in found if isinstance(one, int))
+    if total > settings.max_request_megapixels * 1e6:
+        raise TooLarge(
+            f"The images' {total / 1e6:.3g} megapixels in all are more than the "
             f"{settings.max_request_megapixels:g} that this server accepts per request. Send them in several requests."
         )
     return found
@@ -230,6 +255,6 @@ def to_pixels(upload: Upload, spec: InputSpec) -> Tensor:
         spec: what the model expects.
 
     Raises:
-        BadImage: it cannot be decoded; the same sentence as on the command line.
+        BadImage: it cannot be decoded.
     """
     return pixels(decode(upload.raw, upload.name), spec, upload.name)

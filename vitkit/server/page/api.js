@@ -21,8 +21,8 @@ export class Problem extends Error {
     super(sentence);
     this.kind = kind;
     this.headline = HEADLINES[kind] ?? "That did not work.";
-    // The advice after the reason is for the command line; CURES has advice for this page.
-    this.detail = [sentence.split(" Repair or remove it")[0], CURES[kind]].filter(Boolean).join(" ");
+    // The advice after the reason is for programs; CURES has advice for this page.
+    this.detail = [sentence.split(" Send the file again")[0], CURES[kind]].filter(Boolean).join(" ");
     this.retryAfter = retryAfter;
   }
 }

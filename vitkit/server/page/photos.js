@@ -155,7 +155,7 @@ function showCard() {
   $("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).flatMap(([term, value]) =>
     [element("dt", { textContent: term }), element("dd", { textContent: value })]));
   $("curl").textContent = `curl -F files=@photo.jpg ${new URL("v1/predict", location.href).href}`;
-  $("pictures").replaceChildren(...Object.entries(model.pictures).map(([key, title]) => {
+  $("pictures").replaceChildren(...Object.entries(model.pictures).map(([key, { title }]) => {
     const chip = element("button", { type: "button", textContent: title.replace(/ \(.*\)$/, "") });
     chip.setAttribute("aria-pressed", "false");
     chip.addEventListener("click", () => showPicture(key, title, chip));
