@@ -162,7 +162,8 @@ def test_another_image_size_and_a_model_of_ones_own(tmp_path: Path, backbone: Pa
     [
         (["--from", "backbone.safetensors", "--lora", "32"], "--lora must be below 32"),
         (["--from", "backbone.safetensors", "--lora", "0"], "lora must be"),
-        (["--model", "vit-ti/16", "--lora", "4"], "--lora adapts pre-trained weights; got a new model"),
+        (["--model", "vit-ti/16", "--lora", "4"], "--lora is for pre-trained weights; got a new model"),
+        (["--model", "vit-ti/16", "--from-probe"], "--from-probe is for pre-trained weights; got a new model"),
         (["--from", "resnet.safetensors", "--lora", "4"], "ResNet"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 
 from tests.peers import peer
 from tests.training.tiny import CONFIG, bytes_of, run
+from vitkit import ViT, save
 from vitkit.errors import ConfigError, UnknownName, pick
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
@@ -159,6 +160,7 @@ USUAL = {
     "pre_logits": False,
     "head_bias": 0.0,
     "freeze": (),
+    "from_probe": False,
     "lora": None,
     "val": 0.1,
     "augment": CROP,
@@ -233,6 +235,15 @@ MASKED_SMALL = {
     "augment": {**CROP, "scale": (0.5, 1.0)},
 }
 OURS = {"batch_size": 32, "warmup": 0.1, "clip": 1.0, "label_smoothing": 0.1}
+FROM_PROBE = {
+    **OURS,
+    "epochs": 6,
+    "lr": 3e-4,
+    "weight_decay": 0.05,
+    "layer_decay": 0.75,
+    "augment": {**CROP, "scale": (0.4, 1.0)},
+    "from_probe": True,
+}
 NUMBERS = {
     "pretrain-jft-b": {**JFT, "lr": 8e-4},
     "pretrain-jft-l32": {**JFT, "lr": 6e-4},
@@ -283,6 +294,9 @@ NUMBERS = {
         "layer_decay": 0.75,
         "augment": {**CROP, "scale": (0.4, 1.0)},
     },
+    "from-probe": FROM_PROBE,
+    "from-probe-long": {**FROM_PROBE, "epochs": 20, "lr": 1e-3},
+    "from-probe-lora": {**FROM_PROBE, "epochs": 10, "lr": 2e-3, "layer_decay": None, "lora": 8},
     "digits": {
         **OURS,
         "epochs": 45,
@@ -411,7 +425,8 @@ def test_every_recipe_runs_and_resumes_after_its_first_step(name: str, tmp_path:
         RECIPES[name], config=CONFIG, image_size=None, batch_size=4, steps=2, epochs=None, warmup=0, val=0.1
     )
     settings = {"evaluate_every": 10, "save_every": 1}
-    run(tmp_path / "whole", recipe, settings=settings)
+    how = {"weights": save(ViT(CONFIG), tmp_path / "backbone.safetensors")} if recipe.from_probe else {}
+    run(tmp_path / "whole", recipe, settings=settings, **how)
 
     class Cut(Exception):
         pass
@@ -421,8 +436,8 @@ def test_every_recipe_runs_and_resumes_after_its_first_step(name: str, tmp_path:
             raise Cut
 
     with pytest.raises(Cut):
-        run(tmp_path / "cut", recipe, settings=settings, watch=cut)
-    run(tmp_path / "cut", recipe, settings=settings, resume=True)
+        run(tmp_path / "cut", recipe, settings=settings, watch=cut, **how)
+    run(tmp_path / "cut", recipe, settings=settings, resume=True, **how)
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 

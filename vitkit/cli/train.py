@@ -129,6 +129,10 @@ def train(
         list[str] | None,
         of_recipe("--freeze", help="Parameters to freeze: a name or a pattern such as 'blocks.0.*'. Repeatable."),
     ] = None,
+    from_probe: Annotated[
+        bool,
+        of_recipe("--from-probe", help="Start the head from logistic regression on frozen features, not from zeros."),
+    ] = False,
     lora: Annotated[
         int | None,
         of_recipe(
@@ -213,6 +217,7 @@ def train(
         "dropout": dropout,
         "drop_path": drop_path,
         "freeze": tuple(freeze) if freeze else None,
+        "from_probe": from_probe or None,
         "lora": lora,
         "val": val,
     }

@@ -16,6 +16,7 @@ from torch import nn
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, UnreadableFile, pick
+from vitkit.jobs.head_start import head_from_probe
 from vitkit.jobs.splits import absolute, some, train_and_val, unlabelled
 from vitkit.jobs.train_checks import CUSTOM, check_data, check_model, check_space, notes, other_randomness
 from vitkit.model.backbone import Backbone, Config
@@ -136,7 +137,8 @@ def prepare(
     check_data(how, val)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
-    if stored and RunFolder(out, stored).latest() and model == stored["model"] and weights == stored["weights"]:
+    restored = bool(stored and RunFolder(out, stored).latest())
+    if restored and model == stored["model"] and weights == stored["weights"]:
         config = config_from_dict(stored["same"]["config"])  # the weights come from the state
         built = own if isinstance(own, Backbone) else build(config, InputSpec.from_dict(stored["input_spec"]))
         built.licence = stored.get("licence", "")
@@ -152,6 +154,8 @@ def prepare(
     built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
     built.known = None  # training changes the features that it holds for
     objective.check(how, built)
+    if how.from_probe and not restored:
+        head_from_probe(built, train, chosen, runtime)
     if chosen.precision == "fp8":
         if not objective.fused:
             raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")

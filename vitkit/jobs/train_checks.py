@@ -34,8 +34,11 @@ def check_model(model: str | None, weights: str | None, fields: Mapping[str, Any
         configuration(model, **fields)
     elif model is None and weights is None and recipe.config is None:
         raise ConfigError("This recipe needs a model: give --model (see `vitkit models`) or --from with weights.")
-    if recipe.lora and weights is None and model != CUSTOM:
-        raise ConfigError("--lora adapts pre-trained weights; got a new model. Give weights with --from.")
+    for name, given in (("--lora", recipe.lora), ("--from-probe", recipe.from_probe)):
+        if given and weights is None and model != CUSTOM:
+            raise ConfigError(f"{name} is for pre-trained weights; got a new model. Give weights with --from.")
+        if given and recipe.objective != "classify":
+            raise ConfigError(f"{name} is for classification; leave it out with the objective {recipe.objective}.")
 
 
 def check_data(recipe: Recipe, val: Source | None) -> None:

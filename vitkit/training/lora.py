@@ -95,8 +95,6 @@ def low_rank(
         known: the result for the run that is resumed, if any.
     """
     assert recipe.lora is not None
-    if recipe.objective != "classify":
-        raise ConfigError(f"--lora is for classification; leave it out with the objective {recipe.objective}.")
     adapt(model, recipe.lora, seed)
     if known:
         return dict(known)

@@ -87,6 +87,8 @@ class Recipe:
         pre_logits: whether a new model's head has the paper's hidden layer.
         head_bias: initial bias of a new head.
         freeze: patterns of the names of parameters that are not trained (`blocks.0.*`).
+        from_probe: whether a pre-trained model's head starts from the probe, that is logistic regression on frozen
+            features, instead of zeros.
         lora: rank of low-rank adapters on qkv and the MLP of every block; only they and the head are trained. None to
             train all parameters.
         val: share of train that is held out if the data set has no validation part.
@@ -132,6 +134,7 @@ class Recipe:
     pre_logits: bool = False
     head_bias: float = 0.0
     freeze: tuple[str, ...] = ()
+    from_probe: bool = False
     lora: int | None = None
     val: float = 0.1
     augment: Augment = INCEPTION

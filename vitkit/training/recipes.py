@@ -181,6 +181,22 @@ _MASKED_SMALL = Recipe(
     augment=Augment(scale=(0.5, 1.0)),
 )
 
+# What `vitkit tune` tries after the probe.
+_FROM_PROBE = Recipe(
+    source="ours",
+    expect="A folder of photos, with pre-trained weights (--from); `vitkit tune` tries it after the probe.",
+    epochs=6,
+    batch_size=32,
+    lr=3e-4,
+    weight_decay=0.05,
+    warmup=0.1,
+    clip=1.0,
+    layer_decay=0.75,
+    augment=Augment(scale=(0.4, 1.0)),
+    label_smoothing=0.1,
+    from_probe=True,
+)
+
 RECIPES: dict[str, Recipe] = {
     "pretrain-jft-b": replace(_JFT, models=("vit-b/16", "vit-b/32")),
     "pretrain-jft-l32": replace(_JFT, models=("vit-l/32",), lr=6e-4),
@@ -278,6 +294,21 @@ RECIPES: dict[str, Recipe] = {
         layer_decay=0.75,
         augment=Augment(scale=(0.4, 1.0)),
         label_smoothing=0.1,
+    ),
+    "from-probe": _FROM_PROBE,
+    "from-probe-long": replace(
+        _FROM_PROBE,
+        expect="As from-probe, for hundreds of photos per class: longer, and further from the backbone.",
+        epochs=20,
+        lr=1e-3,
+    ),
+    "from-probe-lora": replace(
+        _FROM_PROBE,
+        expect="As from-probe with low-rank adapters: for few photos, or little memory.",
+        epochs=10,
+        lr=2e-3,
+        layer_decay=None,
+        lora=8,
     ),
     "digits": Recipe(
         source="ours, tuned on a held-out part of train",
