@@ -364,6 +364,15 @@ def test_an_example_of_the_documentation_works(client) -> None:
     assert {"multipart/form-data", "image/jpeg"} < set(body)
 
 
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/embed"])
+def test_the_examples_of_answers_have_the_form_of_answers(client, path: str) -> None:
+    content = client.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    example = content["application/json"]["example"]
+    answer = client.post(path, files=files(photo(), b"broken")).json()
+    assert example.keys() == answer.keys()
+    assert [one.keys() for one in example["results"]] == [one.keys() for one in answer["results"]]
+
+
 def test_pictures_suit_light_and_dark_pages(client) -> None:
     def mean(query: str) -> np.ndarray:
         raw = client.post(f"/v1/picture?name=predictions{query}", files=files(photo())).content

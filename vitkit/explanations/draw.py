@@ -116,8 +116,11 @@ def figure_png(figure: Figure, theme: Literal["light", "dark"] | None = None) ->
 
     Args:
         figure: the figure.
-        theme: transparent, for a page with a light or a dark background (default: opaque and white).
+        theme: for a page with a light or a dark background: transparent, and without the title, which the page shows as
+            text (default: opaque and white, with the title).
     """
+    if theme:
+        without_title(figure)
     _ink(figure, LIGHT_INK if theme == "dark" else INK)
     for legend in figure.findobj(Legend):
         legend.get_frame().set_facecolor("none" if theme else "white")

@@ -138,6 +138,26 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The server is busy; Retry-After says when to try again.",
     }.items()
 }
+# Answers in the documentation.
+TOP = [{"class": "sushi", "index": 2, "p": 0.98}, {"class": "pizza", "index": 0, "p": 0.015}]
+BAD = {"name": "notes.txt", "error": "notes.txt: not an image in a format that vitkit reads. [...]", "kind": "BadImage"}
+EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "predict": [{"name": "sushi.jpg", "top": TOP, "none_of_these": False, "distance": 0.4}, BAD],
+    "embed": [{"name": "sushi.jpg", "embedding": [0.12, -1.3, 0.77]}, BAD],
+    "similar": [
+        {"name": "sushi.jpg", "similar": [{"photo": "/v1/photos/3", "class": "sushi", "similarity": 0.83}]},
+        BAD,
+    ],
+}
+
+
+def _answers(name: str) -> dict[int | str, dict[str, Any]]:
+    """The answers of a route, with an example of a good one."""
+    example = {**({"width": 3} if name == "embed" else {}), "results": EXAMPLES[name]}
+    good = {"description": "One result per image, in order.", "content": {"application/json": {"example": example}}}
+    return {200: good, **ERRORS}
+
+
 ARRAY: dict[str, Any] = {"content": {"application/json": {}, "image/png": {}, "application/x-npy": {}}}
 KindName = StrEnum("KindName", {name: name for name in explaining.KINDS})  # type: ignore[misc]
 PictureName = StrEnum("PictureName", {name: name for name in explaining.PICTURES})  # type: ignore[misc]
@@ -219,7 +239,9 @@ def _api(app: FastAPI, service: Service) -> None:
             raise RequestError(f"Expected one image; got {len(uploads)}. Send each image in its own request.")
         return uploads[0]
 
-    @app.post("/v1/predict", response_model=Predictions, responses=ERRORS, openapi_extra=BODY, tags=["model"])
+    @app.post(
+        "/v1/predict", response_model=Predictions, responses=_answers("predict"), openapi_extra=BODY, tags=["model"]
+    )
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=10_000)] = 5) -> Predictions:
         """The most likely classes of each image, with their probabilities.
 
@@ -233,7 +255,7 @@ def _api(app: FastAPI, service: Service) -> None:
 
         return Predictions(results=per_image(uploads, await service.predict(uploads, top), result))
 
-    @app.post("/v1/embed", response_model=Embeddings, responses=ERRORS, openapi_extra=BODY, tags=["model"])
+    @app.post("/v1/embed", response_model=Embeddings, responses=_answers("embed"), openapi_extra=BODY, tags=["model"])
     async def embed(request: Request) -> Embeddings:
         """The features of each image: y of Eq. 4, the class token (or the mean of the patches) after the final norm."""
         uploads = await read_uploads(request, settings)
@@ -243,7 +265,9 @@ def _api(app: FastAPI, service: Service) -> None:
             results=per_image(uploads, found, lambda one, y: Embedding(name=one.name, embedding=y.tolist())),
         )
 
-    @app.post("/v1/similar", response_model=SimilarPhotos, responses=ERRORS, openapi_extra=BODY, tags=["model"])
+    @app.post(
+        "/v1/similar", response_model=SimilarPhotos, responses=_answers("similar"), openapi_extra=BODY, tags=["model"]
+    )
     async def similar(request: Request, count: Annotated[int, Query(ge=1, le=100)] = 6) -> SimilarPhotos:
         """The training photos that are most similar to each image, if the server may show them."""
         uploads = await read_uploads(request, settings)
@@ -304,7 +328,7 @@ def _api(app: FastAPI, service: Service) -> None:
     async def picture(request: Request, name: PictureName, theme: Literal["light", "dark"] | None = None) -> Response:
         """One of the figures that `vitkit explain` and `vitkit figures` draw.
 
-        With a theme it is transparent, and its text suits a light or a dark page.
+        With a theme it is transparent and without a title, and its text suits a light or a dark page.
         """
         upload = await one_upload(request)
         drawn = await service.explain(upload, partial(explaining.picture, name=name.value, theme=theme))
@@ -334,7 +358,7 @@ def _api(app: FastAPI, service: Service) -> None:
             **service.card(),
             "explanations": {name: kind.words for name, kind in explaining.KINDS.items() if service.explains},
             "pictures": {
-                name: {"title": plot.title, "caption": plot.caption}
+                name: {"title": plot.title, "caption": plot.caption, "needs": plot.needs}
                 for name, plot in explaining.PICTURES.items()
                 if service.embeds and plot.fits(service.model)
             },

@@ -30,18 +30,19 @@ export class Problem extends Error {
 let askForToken = async () => null;
 export const onUnauthorised = (ask) => { askForToken = ask; };
 
-export async function call(path, { file, signal, tries = 3, onWait } = {}) {
+// GET a path, or POST one or several files to it. A busy server is asked again, and a missing token is asked for.
+export async function call(path, { file, files = file ? [file] : [], signal, tries = 3, onWait } = {}) {
   const headers = {};
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
   let body;
-  if (file) {
+  if (files.length) {
     body = new FormData();
-    body.append("files", file, file.name || "photo");
+    for (const one of files) body.append("files", one, one.name || "photo");
   }
   let response;
   try {
-    response = await fetch(path, { method: file ? "POST" : "GET", headers, body, signal });
+    response = await fetch(path, { method: files.length ? "POST" : "GET", headers, body, signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("Offline", "");
@@ -52,7 +53,7 @@ export async function call(path, { file, signal, tries = 3, onWait } = {}) {
     const given = await askForToken();
     if (given) {
       sessionStorage.setItem("token", given);
-      return call(path, { file, signal, tries: tries - 1, onWait });
+      return call(path, { files, signal, tries: tries - 1, onWait });
     }
   }
   const wait = Number(response.headers.get("Retry-After") ?? 0);
@@ -60,7 +61,7 @@ export async function call(path, { file, signal, tries = 3, onWait } = {}) {
     onWait?.(Math.max(wait, 1));
     await new Promise((resolve) => { setTimeout(resolve, Math.max(wait, 1) * 1000); });
     if (signal?.aborted) throw new DOMException("gone", "AbortError");
-    return call(path, { file, signal, tries: tries - 1, onWait });
+    return call(path, { files, signal, tries: tries - 1, onWait });
   }
   throw new Problem(said.kind ?? "ServerError", said.error ?? "", wait);
 }

@@ -1,9 +1,10 @@
 // The page around its tabs: the header, photos that are dropped, pasted or taken, and the token.
 
-import { call, onUnauthorised, Problem } from "./api.js";
+import { call, Problem } from "./api.js";
 import { setUpCamera } from "./camera.js";
 import { $, explain } from "./dom.js";
 import { current, setUpTabs } from "./tabs.js";
+import { setUpToken } from "./token.js";
 
 const take = async (files) => (await current()).take?.(files);
 
@@ -25,18 +26,22 @@ function setUpInputs() {
     const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith("image/"));
     if (files.length) take(files);
   });
-  onUnauthorised(() => new Promise((resolve) => {
-    const dialog = $("ask-token");
-    dialog.returnValue = "";
-    dialog.onclose = () => resolve(dialog.returnValue === "use" ? $("token").value.trim() : null);
-    dialog.showModal();
-  }));
 }
 
+// The run's name and its classes; the list of them is on the photos tab.
+function showHeader(model) {
+  const count = model.classes.length, few = model.classes.slice(0, 5).join(", ");
+  const classes = count ? [count > 5 ? `${count.toLocaleString("en")} classes: ${few}, …` : few] : [];
+  document.title = `${model.name || "vitkit"} · vitkit`;
+  $("name").textContent = model.name || "vitkit";
+  $("model-name").textContent = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`, ...classes].join(" · ");
+}
+
+setUpToken();
 setUpInputs();
 try {
   const model = await (await call("v1/model")).json();
-  $("model-name").textContent = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`].join(" · ");
+  showHeader(model);
   await setUpTabs({ model, takePhoto: setUpCamera((file) => take([file])) });
 } catch (error) {
   if (!(error instanceof Problem)) console.warn(error);

@@ -10,7 +10,7 @@ export function element(tag, properties = {}, ...children) {
 
 export const percent = (p) => (p >= 0.9995 ? "> 99.9%" : p < 0.0005 ? "< 0.1%" : `${(100 * p).toFixed(1)}%`);
 
-// Show an error in an element, as a headline and a sentence; an aborted request is not an error.
+// Show an error in an element, as a headline and a sentence.
 export function explain(place, problem) {
   place.replaceChildren(element("b", { textContent: problem.headline }), element("span", { textContent: problem.detail }));
   place.hidden = false;

@@ -1,149 +1,224 @@
-// The photos tab: choose photos, see the predictions, and look inside the model.
+// The photos tab: choose photos, see an answer for each, and look inside the model.
 
 import { call, Problem } from "./api.js";
+import { hideAnswer, showAnswer, showClasses, showSimilar } from "./answer.js";
 import { $, element, explain, percent } from "./dom.js";
+import { Gallery } from "./gallery.js";
 import { Look } from "./look.js";
+
+const MOST = 60;         // photos at once
+const GROUP = 8;         // photos per request, so that the first answers come soon
+const BROKEN = '<svg viewBox="0 0 24 24" width="28" height="28" aria-hidden="true"><path d="M12 7v6m0 3.5v.5M4 20h16L12 4z" fill="none" stroke="currentColor" stroke-width="1.8" stroke-linecap="round" stroke-linejoin="round"/></svg>';
 
 let model = null;        // the model card
 let look = null;
-let current = null;      // the photo that is shown
+let gallery = null;
+let shown = null;        // the photo that is shown
 let job = new AbortController();
 
-function say(text) { $("status").textContent = text; }
+const say = (text) => { $("status").textContent = text; };
+const problem = (error) => (error instanceof Problem ? error : new Problem("ServerError", ""));
 
 function complain(error) {
   if (error.name === "AbortError") return;
-  const known = error instanceof Problem ? error : new Problem("ServerError", "");
-  if (known !== error) console.warn(error);
-  explain($("message"), known);
+  if (!(error instanceof Problem)) console.warn(error);
+  explain($("message"), problem(error));
   say("");
 }
 
-function showBars(top, none) {
-  $("bars").classList.remove("old");
-  const answer = element("button", { type: "button", disabled: true }, element("span", { className: "name", textContent: "None of these" }));
-  $("bars").replaceChildren(...(none ? [element("li", {}, answer)] : []), ...top.map((guess) => {
-    const fill = element("span", { className: "fill" });
-    const track = element("span", { className: "track" }, fill);
-    track.setAttribute("aria-hidden", "true");
-    const row = element("button", { type: "button", title: `Show where the model sees ${guess.class}` },
-      element("span", { className: "name", textContent: guess.class }),
-      element("span", { className: "share", textContent: percent(guess.p) }), track);
-    row.addEventListener("click", () => look?.explainClass(guess.index));
-    requestAnimationFrame(() => requestAnimationFrame(() => { fill.style.width = `${Math.max(100 * guess.p, 0.4)}%`; }));
-    return element("li", {}, row);
-  }));
+// A photo in a tray. `load` gives its file, and `answer` is a promise of a result or a Problem, once it was asked for.
+function makePhoto(name, source, load, label = name) {
+  const image = element("img", { src: source, alt: label }), caption = element("span", { className: "caption" });
+  const picture = element("span", { className: "thumb" }, image), share = element("span", { className: "share" });
+  const tile = element("button", { type: "button", className: "tile", title: label }, picture, caption, share);
+  const photo = { name, source, load, label, tile, picture, caption, share, answer: null };
+  image.addEventListener("error", () => image.replaceWith(element("span", { className: "name", textContent: name })));
+  tile.setAttribute("aria-current", "false");
+  tile.addEventListener("click", () => select(photo));
+  return photo;
 }
 
-async function ask(file, thumb) {
+function setAnswer(photo, answer) {
+  const bad = answer instanceof Problem;
+  photo.tile.classList.toggle("bad", bad);
+  if (bad) {
+    photo.picture.innerHTML = BROKEN;      // no picture, or one that the browser shows and the server cannot read
+    photo.caption.textContent = photo.name;
+    photo.share.textContent = "no answer";
+    photo.tile.title = `${photo.name}: ${answer.headline}`;
+    return;
+  }
+  if (!answer.top) return;
+  const [first] = answer.top;
+  photo.caption.textContent = answer.none_of_these ? "none of these" : first.class;
+  photo.share.textContent = answer.none_of_these ? "" : percent(first.p);
+}
+
+// Ask for the answers of photos: a few requests with several photos each. A bad photo has its own Problem.
+function predict(photos) {
+  const groups = [[]], room = model.limits.megabytes * 2 ** 20 * 0.9, most = Math.min(GROUP, model.limits.files);
+  let size = 0;
+  for (const photo of photos) {
+    if (groups.at(-1).length && (groups.at(-1).length === most || size + (photo.size ?? 0) > room)) { groups.push([]); size = 0; }
+    groups.at(-1).push(photo);
+    size += photo.size ?? 0;
+  }
+  let before = Promise.resolve();
+  for (const group of groups.filter((one) => one.length)) {
+    const answers = before.then(() => ask(group));      // one request after the other
+    before = answers;
+    group.forEach((photo, i) => {
+      photo.answer = answers.then((all) => all[i]);
+      photo.answer.then((answer) => setAnswer(photo, answer));
+    });
+  }
+}
+
+async function ask(photos) {
+  if (!model.classes.length) return photos.map(() => ({}));
+  const start = performance.now();
+  try {
+    const files = await Promise.all(photos.map((photo) => photo.load()));
+    const onWait = (seconds) => say(`The server is busy; trying again in ${seconds} s…`);
+    const { results } = await (await call("v1/predict?top=5", { files, onWait })).json();
+    const seconds = (performance.now() - start) / 1000;
+    return results.map((result) => (result.error ? new Problem(result.kind, result.error) : { ...result, seconds }));
+  } catch (error) {
+    if (!(error instanceof Problem)) console.warn(error);
+    return photos.map(() => problem(error));
+  }
+}
+
+function showPhoto(photo) {
+  $("photo").onerror = () => {      // the model may read formats that the browser does not
+    $("photo").hidden = true;
+    $("invitation").textContent = `Your browser cannot show ${photo.name}`;
+    $("invite").hidden = false;
+  };
+  $("photo").alt = `Your photo: ${photo.name}`;
+  $("photo").src = photo.source;
+  $("photo").hidden = false;
+  $("invite").hidden = true;
+  $("drop").classList.add("full");
+}
+
+function showNoPhoto() {
+  $("photo").hidden = true;
+  $("photo").removeAttribute("src");
+  $("invitation").textContent = "Drop, paste or choose photos";
+  $("invite").hidden = false;
+  $("drop").classList.remove("full");
+  hideAnswer();
+  for (const id of ["inside", "more"]) $(id).hidden = true;
+}
+
+async function select(photo) {
   job.abort();
   job = new AbortController();
   const { signal } = job;
-  current = file;
-  for (const other of $("tray").querySelectorAll("button")) other.setAttribute("aria-current", String(other === thumb));
+  shown = photo;
+  for (const tile of document.querySelectorAll(".tile")) tile.setAttribute("aria-current", String(tile === photo.tile));
   $("message").hidden = true;
-  $("photo").onerror = () => {      // the model may read formats that the browser does not
-    $("photo").hidden = true;
-    $("invitation").textContent = `Your browser cannot show ${file.name}`;
-    $("invite").hidden = false;
-  };
-  $("photo").alt = `Your photo: ${file.name}`;
-  $("photo").src = thumb.dataset.source;
-  $("photo").hidden = false;
-  $("invite").hidden = true;
-  $("drop").classList.add("full", "busy");
+  $("drop").classList.add("busy");
   $("bars").classList.add("old");
+  if (!photo.tile.classList.contains("bad")) showPhoto(photo);
   say("Looking…");
-  const start = performance.now();
   try {
-    const wait = (seconds) => say(`The server is busy; trying again in ${seconds} s…`);
-    if (model.classes.length) {
-      const found = (await (await call("v1/predict?top=5", { file, signal, onWait: wait })).json()).results[0];
-      showBars(found.top, found.none_of_these);
-      const [first] = found.top;
-      const answer = found.none_of_these ? `None of these (nearest: ${first.class})` : `${first.class}, ${percent(first.p)}`;
-      say(`${answer}. Took ${((performance.now() - start) / 1000).toFixed(2)} s.`);
-      if (Object.keys(model.explanations).length) {      // an exported file can only predict
-        $("inside").hidden = false;
-        await look.show(file, found.top, signal);
-      }
-    } else {
-      $("bars").replaceChildren();
-      say("This model predicts no classes, but you can look inside it.");
-      $("inside").hidden = false;
-      await look.show(file, [], signal);
+    if (!photo.answer) predict([photo]);
+    const answer = await photo.answer;
+    if (signal.aborted) return;
+    if (answer instanceof Problem) {
+      if (answer.kind !== "BadImage" && answer.kind !== "TooLarge") photo.answer = null;      // it can be tried again
+      showNoPhoto();
+      throw answer;
     }
+    say(showAnswer(answer, (index) => look?.explainClass(index)));
+    $("inside").hidden = !look;
     $("more").hidden = Object.keys(model.pictures).length === 0;
+    const file = await photo.load();
+    await Promise.all([look?.show(file, answer.top ?? [], signal), model.similar ? showSimilar(file, signal, again) : null]);
+    gallery.show(file, signal);
   } catch (error) {
-    if (error.name !== "AbortError") {
-      if (error.kind === "BadImage") forget(thumb);
-      $("bars").replaceChildren();
-      for (const id of ["inside", "more"]) $(id).hidden = true;
-    }
-    complain(error);
+    if (!signal.aborted) complain(error);
   } finally {
     if (!signal.aborted) $("drop").classList.remove("busy");
   }
 }
 
-function forget(thumb) {
-  thumb.parentElement.remove();
-  $("photo").hidden = true;
-  $("invitation").textContent = "Drop, paste or choose a photo";
-  $("invite").hidden = false;
-  $("drop").classList.remove("full");
+// "More like this": a training photo becomes one of the user's photos.
+function again(place, label, blob) {
+  const name = `${label}, from the training photos`;
+  const photo = makePhoto(name, URL.createObjectURL(blob), async () => new File([blob], `${label}.jpg`, { type: blob.type }));
+  add([photo]);
+  select(photo);
+  $("title").scrollIntoView({ block: "nearest" });
 }
 
-function addToTray(source, label, load, front = false) {
-  const image = element("img", { src: source, alt: label });
-  const thumb = element("button", { type: "button", title: label }, image);
-  image.addEventListener("error", () => image.replaceWith(element("span", { className: "name", textContent: label })));
-  thumb.dataset.source = source;
-  thumb.setAttribute("aria-current", "false");
-  thumb.addEventListener("click", async () => {
-    try {
-      await ask(await load(), thumb);
-    } catch (error) {
-      complain(error);
-    }
-  });
-  const item = element("li", {}, thumb);
-  if (front) $("tray").prepend(item);
-  else $("tray").append(item);
-  return thumb;
+function add(photos) {
+  $("tray").prepend(...photos.map((photo) => element("li", {}, photo.tile)));
+  $("own").hidden = $("tray").children.length === 0;
 }
 
 function take(files) {
-  const given = [...files].slice(0, 12);
-  if (!given.length || !model) return;
-  if (given.every((file) => file.type && !file.type.startsWith("image/"))) {
-    complain(new Problem("BadImage", `${given[0].name} is not an image.`));
-    return;
-  }
-  const thumbs = given.reverse().map((file) => addToTray(URL.createObjectURL(file), file.name, async () => file, true));
-  ask(given.at(-1), thumbs.at(-1));
+  const given = [...files].slice(0, MOST);
+  if (!given.length) return;
+  const photos = given.map((file) => {
+    const photo = makePhoto(file.name, URL.createObjectURL(file), async () => file);
+    photo.size = file.size;
+    const large = file.size > model.limits.megabytes * 2 ** 20;
+    const refused = file.type && !file.type.startsWith("image/") ? new Problem("BadImage", `${file.name} is not an image.`)
+      : large ? new Problem("TooLarge", `${file.name} is larger than ${model.limits.megabytes} MB.`) : null;
+    if (refused) {      // without sending it
+      photo.answer = Promise.resolve(refused);
+      setAnswer(photo, refused);
+    }
+    return photo;
+  });
+  add(photos);
+  predict(photos.filter((photo) => !photo.answer));
+  select(photos[0]).then(() => {
+    if (files.length > MOST) complain(new Problem("TooLarge", `These are the first ${MOST} of ${files.length} photos. Add the others afterwards.`));
+  });
 }
 
-async function showPicture(name, title, chip) {
-  for (const other of $("pictures").children) other.setAttribute("aria-pressed", String(other === chip));
-  const [image] = $("picture").getElementsByTagName("img");
-  const [caption] = $("picture").getElementsByTagName("figcaption");
-  caption.textContent = "Drawing…";
-  $("picture").hidden = false;
-  try {
-    const blob = await (await call(`v1/picture?name=${encodeURIComponent(name)}`, { file: current })).blob();
-    URL.revokeObjectURL(image.src);
-    image.src = URL.createObjectURL(blob);
-    image.alt = title;
-    caption.textContent = title;
-  } catch (error) {
-    caption.textContent = error.detail ?? "That did not work.";
+function clear() {
+  const own = [...$("tray").querySelectorAll(".tile")];
+  if (shown && own.includes(shown.tile)) {
+    job.abort();
+    $("message").hidden = true;
+    $("drop").classList.remove("busy");
+    say("");
+    showNoPhoto();
   }
+  $("tray").replaceChildren();
+  $("own").hidden = true;
+  $("pick").focus();
+}
+
+async function showSamples() {
+  const photos = await Promise.all(Object.entries(model.samples).map(async ([path, label]) => {
+    const place = path.slice(1), own = place.startsWith("v1/");
+    try {
+      const small = await (await call(own ? `${place}?thumbnail=true` : place)).blob();
+      const load = async () => {
+        photo.file ??= own ? await (await call(place)).blob() : small;
+        return new File([photo.file], `${label}.${photo.file.type.split("/").at(-1)}`, { type: photo.file.type });
+      };
+      const photo = makePhoto(label, URL.createObjectURL(small), load, own ? `Sample: ${label}, held out of training` : `Sample: ${label}`);
+      photo.caption.textContent = label;
+      return photo;
+    } catch (error) {      // a photo that is gone is no sample
+      if (!(error instanceof Problem)) throw error;
+      return null;
+    }
+  }));
+  const there = photos.filter(Boolean);
+  $("samples").replaceChildren(...there.map((photo) => element("li", {}, photo.tile)));
+  $("samples-title").hidden = there.length === 0;
 }
 
 function showCard() {
-  const spec = model.input_spec;
-  const name = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`].join(" · ");
+  const spec = model.input_spec, name = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`].join(", ");
   $("count").textContent = `${model.grid[0]} × ${model.grid[1]} = ${model.grid[0] * model.grid[1]}`;
   const facts = {
     Weights: model.source, sha256: model.sha256, Model: `${name}, ${model.layers} layers, width ${model.width}`,
@@ -155,25 +230,14 @@ function showCard() {
   $("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).flatMap(([term, value]) =>
     [element("dt", { textContent: term }), element("dd", { textContent: value })]));
   $("curl").textContent = `curl -F files=@photo.jpg ${new URL("v1/predict", location.href).href}`;
-  $("pictures").replaceChildren(...Object.entries(model.pictures).map(([key, { title }]) => {
-    const chip = element("button", { type: "button", textContent: title.replace(/ \(.*\)$/, "") });
-    chip.setAttribute("aria-pressed", "false");
-    chip.addEventListener("click", () => showPicture(key, title, chip));
-    return chip;
-  }));
-  for (const [path, label] of Object.entries(model.samples)) {
-    const place = path.slice(1);
-    addToTray(place, `Sample: ${label}`, async () => {
-      const blob = await (await call(place)).blob();
-      return new File([blob], path.split("/").at(-1), { type: blob.type });
-    });
-  }
 }
 
-export function start(panel, context) {
+export async function start(panel, context) {
   model = context.model;
-  look = new Look(model, complain);
+  look = Object.keys(model.explanations).length ? new Look(model, complain) : null;      // an exported file can only predict
+  gallery = new Gallery(model.pictures);
   showCard();
+  showClasses(model.classes);
   $("pick").addEventListener("click", () => $("file").click());
   $("drop").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", (event) => {
@@ -181,5 +245,7 @@ export function start(panel, context) {
     event.target.value = "";
   });
   $("take").addEventListener("click", context.takePhoto);
+  $("clear").addEventListener("click", clear);
+  await showSamples();
   return { take };
 }
