@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 from tests.training.tiny import forked
-from vitkit.errors import ConfigError, DataError, MissingDependency, UnknownName
-from vitkit.runtime import Runtime, tracker
+from vitkit.errors import ConfigError, DataError, InputError, MissingDependency, UnknownName
+from vitkit.runtime import AHEAD, Runtime, on_host, tracker
 
 
 def test_one_process() -> None:
@@ -94,3 +95,44 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         tracker("wandb", "p", ".", "r")
     with pytest.raises(UnknownName, match="wandb, mlflow"):
         tracker("abacus", "p", ".", "r")
+
+
+def test_results_come_in_order_and_those_before_an_error_are_kept() -> None:
+    started: list[int] = []
+
+    def results() -> Iterator[tuple[int, torch.Tensor]]:
+        for i in range(3):
+            started.append(i)
+            yield i, torch.full((2,), float(i))
+        raise InputError("the fourth is broken")
+
+    found: list[tuple[int, list[float]]] = []
+
+    def take() -> None:
+        for about, tensor in on_host(results()):
+            found.append((about, tensor.tolist()))
+            assert started[-1] == about  # on the CPU nothing runs ahead
+
+    with pytest.raises(InputError, match="the fourth is broken"):
+        take()
+    assert found == [(0, [0.0, 0.0]), (1, [1.0, 1.0]), (2, [2.0, 2.0])]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_batches_run_ahead_of_their_results() -> None:
+    started: list[int] = []
+
+    def results() -> Iterator[tuple[int, torch.Tensor]]:
+        for i in range(6):
+            started.append(i)
+            yield i, torch.full((2,), float(i), device="cuda")
+
+    for about, tensor in on_host(results()):
+        assert tensor.tolist() == [about, about]
+        assert started[-1] == min(about + AHEAD, 5)
+
+
+def test_the_usual_precision_depends_on_the_device() -> None:
+    assert Runtime("cpu", "auto").precision == "fp32"
+    with pytest.raises(UnknownName, match="auto"):
+        Runtime("cpu", "autos")

@@ -124,7 +124,7 @@ def evaluate(
     split: str | None = None,
     in_order: bool = False,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
     bad_images: BadImages = "fail",
@@ -137,7 +137,7 @@ def evaluate(
         split: the part to evaluate (default: what was held out of the run, else `test` or `val`).
         in_order: whether the data's classes are in the order of the model's outputs, whatever their names.
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
@@ -179,7 +179,7 @@ def embed(
     features: str | None = None,
     cache: Weights | None = None,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
     bad_images: BadImages = "fail",
@@ -193,7 +193,7 @@ def embed(
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
@@ -371,7 +371,7 @@ def probe(
     cache: Weights | None = None,
     seed: int = 0,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
     bad_images: BadImages = "fail",
@@ -389,7 +389,7 @@ def probe(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         seed: random seed (default: 0).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
@@ -435,7 +435,7 @@ def doctor(
     page: Weights | None = None,
     cache: Weights | None = None,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
 ) -> Report:
@@ -450,7 +450,7 @@ def doctor(
         page: an HTML file with the pictures (default: none).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
 
@@ -495,7 +495,7 @@ def search(
     features: str | None = None,
     cache: Weights | None = None,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
 ) -> list[list[Hit]]:
@@ -510,7 +510,7 @@ def search(
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
 
@@ -550,7 +550,7 @@ def suggest(
     count: int = 50,
     cache: Weights | None = None,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
 ) -> Suggestions:
@@ -562,7 +562,7 @@ def suggest(
         count: number of photos to suggest (default: 50).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
 

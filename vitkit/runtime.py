@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PRECISIONS: dict[str, str | None] = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}  # -> torch's name
+AUTO = "auto"  # the precision that suits the device, for work that is not training
+AHEAD = 2  # batches that a GPU computes before the first one's results are read
 TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}  # -> accelerate's class
 
 
@@ -32,8 +35,8 @@ class Runtime:
 
     Args:
         device: `auto` (CUDA if available, then MPS, then CPU), or a torch device name.
-        precision: a key of PRECISIONS. bf16 and fp16 are mixed precision: the weights, their updates and the loss
-            stay in fp32.
+        precision: a key of PRECISIONS, or `auto` for bf16 on CUDA and fp32 elsewhere. bf16 and fp16 are mixed
+            precision: the weights, their updates and the loss stay in fp32.
 
     Raises:
         ConfigError: the device or the precision is not available on this machine.
@@ -42,8 +45,8 @@ class Runtime:
     def __init__(self, device: str = "auto", precision: str = "fp32") -> None:
         import torch
 
-        pick(PRECISIONS, precision, "precision")
-        self.precision = precision
+        if precision != AUTO:
+            pick(PRECISIONS | {AUTO: None}, precision, "precision")
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.ranks > 1 else 0
         kind = _kind(device)
@@ -54,6 +57,9 @@ class Runtime:
             self.device: torch.device = self._accelerator.device
         else:
             self.device = torch.device(kind)
+        if precision == AUTO:
+            precision = "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        self.precision = precision
         if precision == "fp16" and self.device.type == "cpu":
             raise ConfigError("fp16 runs on accelerators only; use --precision bf16 or fp32 on the CPU.")
         check_type(self.device.type, PRECISIONS[precision])
@@ -165,6 +171,47 @@ class Runtime:
             self.wait()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def on_host(results: Iterable[tuple[T, Tensor]]) -> Iterator[tuple[T, Tensor]]:
+    """Yield each result's tensor on the CPU, in order; what is on a GPU is copied while the next batches are computed.
+
+    Args:
+        results: (anything, tensor) of each batch; taking the next one starts its computation. If it raises, the
+            results before it are still yielded, and then it raises.
+    """
+    import torch
+
+    waiting: deque[tuple[T, Tensor, Any]] = deque()
+    error: Exception | None = None
+    source = iter(results)
+    while error is None:
+        try:
+            about, found = next(source)
+        except StopIteration:
+            break
+        except Exception as stopped:
+            error = stopped
+            break
+        if not found.is_cuda:
+            yield about, found.cpu()
+            continue
+        there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        there.copy_(found, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        waiting.append((about, there, copied))
+        if len(waiting) > AHEAD:
+            yield _arrived(*waiting.popleft())
+    while waiting:
+        yield _arrived(*waiting.popleft())
+    if error is not None:
+        raise error
+
+
+def _arrived(about: T, there: Tensor, copied: Any) -> tuple[T, Tensor]:
+    copied.synchronize()
+    return about, there
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def doctor(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     *,
     overrides: dict[str, Any],
 ) -> None:

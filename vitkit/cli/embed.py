@@ -28,7 +28,7 @@ def embed(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -61,11 +61,12 @@ def embed(
         )
     skipped = [pair for filled in found.parts.values() for pair in filled.skipped]
     if runtime.main:
-        parts = {
+        parts: dict[str, dict[str, Any]] = {
             name: {
                 "images": int(filled.readable.sum()),
                 "computed": filled.computed,
                 "reused": filled.reused,
+                "precision": filled.precision,
                 "seconds": round(filled.seconds, 3),
             }
             for name, filled in found.parts.items()
@@ -91,7 +92,7 @@ def embed(
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
                 print(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
-                    f"{part['seconds']:.2f} s{rate}"
+                    f"{part['seconds']:.2f} s{rate}, {part['precision']}"
                 )
             print(f"{choice.width} values per image (feature: {choice.name}), cached in {kept.path}")
             if out is not None:

@@ -43,7 +43,7 @@ def evaluate(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     engine: Annotated[
         str | None,
         typer.Option(
@@ -62,14 +62,14 @@ def evaluate(
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 
-    if engine is not None and precision != "fp32":
+    if engine is not None and precision != "auto":
         raise ConfigError(
             f"Expected --precision or --engine, not both, because an engine has its own precision; got {precision} and "
             f"{engine}. Leave one out."
         )
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
-    runtime = Runtime(device, precision)
+    runtime = Runtime(device, "fp32" if engine is not None else precision)
     fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
     model = fast or open_model(weights, runtime.device, **overrides)
     how: dict[str, Any] = {"runtime": runtime, "batch_size": batch_size, "workers": workers, "bad_images": bad_images}
@@ -120,7 +120,10 @@ def show(found: Evaluation, worst: int) -> None:
     from vitkit.cli.text import print_table
 
     m = found.measures
-    print(f"{found.weights} on {found.part} of {found.data}: {m.n:,} images, {m.n / found.seconds:,.1f} images/s")
+    print(
+        f"{found.weights} on {found.part} of {found.data}: {m.n:,} images, {m.n / found.seconds:,.1f} images/s, "
+        f"{found.precision}"
+    )
     print(
         f"top-1     {m.top1:.4f}   95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}   ({round(m.top1 * m.n)} of {m.n})"
     )

@@ -31,7 +31,10 @@ Workers = Annotated[
     typer.Option("--workers", min=0, help="Worker processes for decoding images (default: one per core)."),
 ]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or mps.")]
-Precision = Annotated[str, typer.Option("--precision", help="Precision of the computation: fp32, bf16 or fp16.")]
+Precision = Annotated[
+    str,
+    typer.Option("--precision", help="Precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere)."),
+]
 ImageSize = Annotated[
     str | None,
     of_loading("--image-size", help="Image size in pixels: 384, or HEIGHTxWIDTH (default: the checkpoint's)."),

@@ -29,7 +29,7 @@ def suggest(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     *,
     overrides: dict[str, Any],
 ) -> None:

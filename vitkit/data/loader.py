@@ -350,5 +350,6 @@ class EvalLoader(_Loader):
             if not kept:
                 continue
             z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
-            labels, index = (part.to(self.device, non_blocking=True) for part in self._targets(kept))
+            labels, index = self._targets(kept)
+            labels = labels.to(self.device, non_blocking=True)
             yield Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device))

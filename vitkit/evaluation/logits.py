@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from vitkit.data.base import Source
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.errors import DataError, InputError, VitkitError
 from vitkit.model.classifier import Classifier, device_of, evaluating
-from vitkit.runtime import Runtime
+from vitkit.runtime import Runtime, on_host
 from vitkit.types import Array, Tick
 
 
@@ -49,10 +50,15 @@ def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None
     Raises:
         InputError: some logits are not finite; the message names the first such image.
     """
-    for batch in loader:
-        with evaluating(model), runtime.autocast() if runtime else nullcontext():
-            logits = model(batch.pixels).float().cpu().numpy()
-        index = batch.index.cpu().numpy()
+
+    def computed() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in loader:
+            with evaluating(model), runtime.autocast() if runtime else nullcontext():
+                logits = model(batch.pixels).float()
+            yield batch.index, logits
+
+    for places, found in on_host(computed()):
+        logits, index = found.numpy(), places.numpy()
         if len(broken := np.flatnonzero(~np.isfinite(logits).all(1))):
             raise InputError(
                 f"Expected finite logits; {loader.source.names[int(index[broken[0]])]} gave NaN or infinity. "

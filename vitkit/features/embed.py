@@ -7,17 +7,21 @@ needs as much memory for a thousand images as for a million.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
-from vitkit.data.base import Source, Subset
+from vitkit.data.base import READERS, Source, Subset
 from vitkit.data.decode import Raw
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.order import share
@@ -26,10 +30,12 @@ from vitkit.features.cache import FeatureCache, Space, space_of
 from vitkit.features.choice import Choice, choose
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of, evaluating
-from vitkit.runtime import Runtime
+from vitkit.runtime import Runtime, on_host
+from vitkit.speed.frozen import way
 from vitkit.types import Array, Tick
 
 CHUNK = 4096  # rows of the cache to read at once
+PIECE = 64  # images that a thread hashes at once
 CPU_BATCH = 16  # images per forward pass on a CPU, so that activations stay in its cache
 
 
@@ -69,6 +75,7 @@ class Filled:
         computed: number of images whose features were computed now.
         reused: number of images whose features were in the cache already.
         seconds: time taken, including hashing.
+        precision: how the features were computed: a precision, and the engine if it was not the plain model.
     """
 
     cache: FeatureCache
@@ -81,6 +88,7 @@ class Filled:
     computed: int
     reused: int
     seconds: float
+    precision: str = "fp32"
 
     def rows(self, index: Sequence[int] | Array) -> Array:
         """Return the features [n, F] of some images.
@@ -142,7 +150,8 @@ def fill(
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
-    space = cache.space(space_of(model, choice, runtime.precision if runtime else "fp32"))
+    by = way(model, runtime.precision if runtime else "fp32", choice.name)
+    space = cache.space(space_of(model, choice, by.name))
     digests, skipped = _hash(source, runtime, bad_images)
 
     def look() -> Array:
@@ -162,13 +171,19 @@ def fill(
             device=runtime.device if runtime else device_of(model),
             bad_images=bad_images,
         )
+        run = by.build() if by.build else partial(choice.of, model)
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in loader:
+                with evaluating(model), runtime.autocast() if runtime and not by.build else nullcontext():
+                    few = CPU_BATCH if loader.device.type == "cpu" else len(batch)
+                    rows = torch.cat([run(x).float() for x in batch.pixels.split(few)])
+                yield batch.index, rows
+
         error: VitkitError | None = None
         try:
-            for batch in loader:
-                with evaluating(model), runtime.autocast() if runtime else nullcontext():
-                    parts = batch.pixels.split(CPU_BATCH if loader.device.type == "cpu" else len(batch))
-                    rows = torch.cat([choice.of(model, x).float().cpu() for x in parts]).numpy()
-                places = missing[batch.index.cpu().numpy()]
+            for index, found in on_host(batches()):
+                rows, places = found.numpy(), missing[index.numpy()]
                 if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
                     raise InputError(
                         f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or infinity. "
@@ -200,6 +215,7 @@ def fill(
         computed,
         int(readable.sum()) - computed,
         time.perf_counter() - start,
+        by.name,
     )
 
 
@@ -267,16 +283,27 @@ def _hash(source: Source, runtime: Runtime | None, bad_images: BadImages) -> tup
     """Hash all images, each process its share: digests [N, 32], zeros for unreadable images, and {name: reason}."""
     mine = range(len(source))[share(len(source), *((runtime.rank, runtime.ranks) if runtime else (0, 1)))]
     digests, skipped = np.zeros((len(mine), 32), np.uint8), dict[str, str]()
-    error: VitkitError | None = None
-    for row, i in enumerate(mine):
-        try:
-            digests[row] = digest(source.raw(i))
-        except BadImage as found:
+
+    def work(rows: range) -> list[tuple[int, BadImage]]:
+        """Hash some of the images in a thread; reading and hashing release Python's lock."""
+        bad: list[tuple[int, BadImage]] = []
+        for row in rows:
+            try:
+                digests[row] = digest(source.raw(mine[row]))
+            except BadImage as error:
+                bad.append((row, error))
+                if bad_images == "fail":
+                    break
+        return bad
+
+    pieces = [range(i, min(i + PIECE, len(mine))) for i in range(0, len(mine), PIECE)]
+    with ThreadPoolExecutor(1 if source.in_memory else READERS) as readers:
+        for row, error in itertools.chain.from_iterable(readers.map(work, pieces)):
             if bad_images == "fail":
-                error = found
-                break
-            skipped[source.names[i]] = str(found)
-    return _join(runtime, digests, skipped, error)
+                readers.shutdown(cancel_futures=True)
+                return _join(runtime, digests, skipped, error)
+            skipped[source.names[mine[row]]] = str(error)
+    return _join(runtime, digests, skipped, None)
 
 
 def _join(

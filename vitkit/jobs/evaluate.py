@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from vitkit.evaluation.names import answer_names, cells
 from vitkit.explanations import draw
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier
+from vitkit.model.config import InputSpec
 from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
+from vitkit.speed.frozen import Way, way
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Plotted, Tick
 
@@ -44,6 +46,7 @@ class Evaluation(Plotted):
         outputs: the logits of every image; a label is the index of an output.
         class_names: names of the model's outputs.
         seconds: time for reading, preprocessing and predicting.
+        precision: how the logits were computed: a precision, and the engine if it was not the plain model.
     """
 
     weights: str
@@ -53,6 +56,7 @@ class Evaluation(Plotted):
     outputs: Outputs
     class_names: tuple[str, ...]
     seconds: float
+    precision: str = "fp32"
 
     def plot(self) -> Any:
         """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn."""
@@ -69,6 +73,7 @@ class Evaluation(Plotted):
             "weights": self.weights,
             "data": self.data,
             "part": self.part,
+            "precision": self.precision,
             **self.measures.to_dict(),
             "skipped": [{"image": name, "why": why} for name, why in self.outputs.skipped],
             "seconds": round(self.seconds, 3),
@@ -172,9 +177,10 @@ def evaluate(
         names = model.input_spec.class_names or source.class_names
     else:
         to_output = match_classes(source.class_names, names)
+    by = way(model, runtime.precision) if runtime else Way("fp32")
     start = time.perf_counter()
     found = logits_of(
-        model,
+        Running(by.build(), model.input_spec) if by.build else model,
         source,
         batch_size=batch_size,
         workers=workers,
@@ -184,7 +190,24 @@ def evaluate(
     )
     seconds = time.perf_counter() - start
     found = Outputs(found.logits, to_output[found.labels], found.index, found.names, found.skipped)
-    return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds)
+    precision = f"engine {model.name}" if isinstance(model, ByEngine) else by.name
+    return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds, precision)
+
+
+class Running:
+    """A model as one of the ways to run it.
+
+    Args:
+        run: pixels -> logits.
+        input_spec: the model's.
+    """
+
+    def __init__(self, run: Callable[[Tensor], Tensor], input_spec: InputSpec) -> None:
+        self.run, self.input_spec = run, input_spec
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return logits [B, K]."""
+        return self.run(x)
 
 
 class ByEngine:

@@ -108,9 +108,11 @@ class Fused:
         graphs: whether small batches on CUDA are captured as graphs.
         share: whether weights that need no change stay the model's own, which saves their memory. Otherwise all are
             copied, and later changes of the model do not reach the engine.
+        head: whether it returns logits; otherwise y of Eq. 4.
     """
 
-    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False) -> None:
+    def __init__(self, model: ViT, dtype: torch.dtype | None = None, graphs: bool = True, share: bool = False,
+                 head: bool = True) -> None:
         c = self.config = model.config
         if odd := unfit(c, TAKES):
             raise ConfigError(f"The fused engines do not compute {', '.join(odd)}. Use --engine torch.")
@@ -143,9 +145,9 @@ class Fused:
             self.plain = [Products(layer, c.hidden_act == "gelu_tanh", splits) for layer in self.layers]
             self.products: list[Products] = self.plain
             self.shift, self.last_norm = shift, self.norm(model.norm)
-            head = torch.nn.Sequential() if not c.num_classes else model.head
-            self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), head)
-                              if model.pre_logits is not None else head, self.dtype)
+            last = torch.nn.Sequential() if not (c.num_classes and head) else model.head
+            self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), last)
+                              if model.pre_logits is not None and head else last, self.dtype)
 
     def cast(self, t: Tensor) -> Tensor:
         """A tensor in the engine's type, laid out so that its columns are contiguous (as weights are)."""

@@ -164,7 +164,8 @@ class MaskedPatch(Objective):
         sums = torch.zeros(3, dtype=torch.float64)  # loss, right colours, images
         for batch in loader:
             with evaluating(learner), runtime.autocast():
-                loss, right = learner(batch.pixels, keys_of(self.seed, VALIDATION, batch.index))
+                keys = keys_of(self.seed, VALIDATION, batch.index.to(runtime.device))
+                loss, right = learner(batch.pixels, keys)
             sums += torch.tensor([float(loss.double().sum()), float(right.double().sum()), len(batch)])
         totals = [sum(part[i] for part in runtime.gather(sums.tolist())) for i in range(3)]
         if not totals[2]:

@@ -1,0 +1,45 @@
+"""How a model that is not being trained runs in a precision: fused on CUDA in bf16, and as it is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from vitkit.model.parts.fit import unfit
+from vitkit.model.vit import ViT
+
+FUSED = "bf16, fused"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a model.
+
+    Args:
+        name: the precision, and the engine if it is not the plain model; stands in results and in the cache's key.
+        build: returns the function from pixels on the model's device to logits or features; None for the plain model
+            under the caller's autocast.
+    """
+
+    name: str
+    build: Callable[[], Callable[[Tensor], Tensor]] | None = None
+
+
+def way(model: object, precision: str, features: str | None = None) -> Way:
+    """Return how a model runs: by the fused engine if it is a ViT on CUDA in bf16 that the engine computes.
+
+    Args:
+        model: a model in eval mode, on its device.
+        precision: fp32, bf16 or fp16.
+        features: the feature that is wanted, as `vitkit.features.choose` names it (default: logits).
+    """
+    if precision != "bf16" or not isinstance(model, ViT) or not model.patch_embedding.projection.weight.is_cuda:
+        return Way(precision)
+    from vitkit.speed.fused import TAKES, Fused
+
+    if unfit(model.config, TAKES) or features not in (None, model.config.pool):
+        return Way(precision)
+    return Way(FUSED, partial(Fused, model, share=True, head=features is None))
