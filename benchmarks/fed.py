@@ -79,16 +79,29 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         pool.map(make, jobs)
     files = sorted(folder.rglob("*.jpg"))
+    for file in files[len(files) // options.batch * options.batch :]:
+        file.unlink()  # a smaller last batch would be compiled again
+    files = files[: len(files) // options.batch * options.batch]
     size = sum(file.stat().st_size for file in files)
     print(f"{len(files):,} files, {size / 1e6:.0f} MB, made in {time.perf_counter() - start:.0f} s", flush=True)
 
     contenders = _contenders(options, folder, [str(file) for file in files], cores)
     if options.only:
         contenders = {name: work for name, work in contenders.items() if name in options.only}
+    contenders = {name: _spoken(name, work) for name, work in contenders.items()}
     seconds = alternate(contenders, rounds=options.rounds)
     print(table(seconds, "vitkit embed", work=len(files), unit="images/s"))
     if options.json:
         options.json.write_text(json.dumps({"images": len(files), "seconds": seconds}, indent=1))
+
+
+def _spoken(name: str, work: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        start = time.perf_counter()
+        work()
+        print(f"{name}: {time.perf_counter() - start:.2f} s", flush=True)
+
+    return run
 
 
 def _contenders(

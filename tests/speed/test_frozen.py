@@ -9,7 +9,7 @@ import torch
 
 import vitkit
 from vitkit.model.vit import ViT
-from vitkit.speed.frozen import FUSED, way
+from vitkit.speed.frozen import FEW, FUSED, way
 from vitkit.speed.fused import Fused
 
 SMALL = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -38,24 +38,25 @@ def test_the_fused_engine_without_its_head_gives_features(changes: dict[str, obj
 
 def test_the_plain_model_runs_unless_the_engine_computes_the_same_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
-    assert way(model, "bf16").build is None  # on the CPU
-    assert way(model, "bf16").name == "bf16"
+    assert way(model, "bf16", 5000).build is None  # on the CPU
+    assert way(model, "bf16", 5000).name == "bf16"
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert way(model, "bf16").name == way(model, "bf16", "cls").name == FUSED
-    assert way(model, "bf16", "cls").build is not None
-    assert way(model, "fp32").name == "fp32"
-    assert way(model, "fp16").build is None
-    assert way(model, "bf16", "mean").build is None  # not what the model's own pool gives
+    assert way(model, "bf16", 5000).name == way(model, "bf16", 5000, "cls").name == FUSED
+    assert way(model, "bf16", 5000, "cls").build is not None
+    assert way(model, "bf16", FEW).build is None  # starting it would take longer
+    assert way(model, "fp32", 5000).name == "fp32"
+    assert way(model, "fp16", 5000).build is None
+    assert way(model, "bf16", 5000, "mean").build is None  # not what the model's own pool gives
     odd = ViT(replace(model.config, hidden_act="relu"))
-    assert way(odd, "bf16").build is None
-    assert way(object(), "bf16").build is None
+    assert way(odd, "bf16", 5000).build is None
+    assert way(object(), "bf16", 5000).build is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_features_agree_with_fp32() -> None:
     model = small().cuda()
     x = torch.randn(16, 3, 32, 32, device="cuda")
-    build = way(model, "bf16", "cls").build
+    build = way(model, "bf16", 5000, "cls").build
     assert build is not None
     with torch.inference_mode():
         expected, found = model.features(x), build()(x)

@@ -31,7 +31,7 @@ from vitkit.features.choice import Choice, choose
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.runtime import Runtime, on_host
-from vitkit.speed.frozen import way
+from vitkit.speed.frozen import Way, way
 from vitkit.types import Array, Tick
 
 CHUNK = 4096  # rows of the cache to read at once
@@ -134,6 +134,7 @@ def fill(
     runtime: Runtime | None = None,
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
+    by: Way | None = None,
 ) -> Filled:
     """Compute the features of every image that are not in the cache yet.
 
@@ -147,10 +148,11 @@ def fill(
         runtime: processes, device and precision. With several processes, each of them must call this.
         progress: called with the number of images finished since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
+        by: how the model runs (default: what suits the device, the precision and the number of images).
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
-    by = way(model, runtime.precision if runtime else "fp32", choice.name)
+    by = by or way(model, runtime.precision if runtime else "fp32", len(source), choice.name)
     space = cache.space(space_of(model, choice, by.name))
     digests, skipped = _hash(source, runtime, bad_images)
 

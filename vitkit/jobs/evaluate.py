@@ -177,7 +177,7 @@ def evaluate(
         names = model.input_spec.class_names or source.class_names
     else:
         to_output = match_classes(source.class_names, names)
-    by = way(model, runtime.precision) if runtime else Way("fp32")
+    by = way(model, runtime.precision, len(source)) if runtime else Way("fp32")
     start = time.perf_counter()
     found = logits_of(
         Running(by.build(), model.input_spec) if by.build else model,

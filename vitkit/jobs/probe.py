@@ -28,6 +28,7 @@ from vitkit.jobs.evaluate import Evaluation, write
 from vitkit.jobs.splits import absolute
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
+from vitkit.speed.frozen import way
 from vitkit.training.lock import locked
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Tick
@@ -195,8 +196,11 @@ def probe(
     start = time.perf_counter()
     options = options or Options()
     RunFolder.check_place(out)
-    check_attachable(choose(features, model.config))
+    choice = choose(features, model.config)
+    check_attachable(choice)
     parts = parts or parts_of(data, options.seed)
+    images = len(parts.train) + len(parts.held)
+    by = way(model, runtime.precision if runtime else "fp32", images, choice.name)  # the same for both
     train, held = (
         fill(
             model,
@@ -208,6 +212,7 @@ def probe(
             runtime=runtime,
             progress=progress,
             bad_images=bad_images,
+            by=by,
         )
         for source in (parts.train, parts.held)
     )
@@ -226,7 +231,7 @@ def probe(
     fitted = time.perf_counter()
     seconds = {"embed": embedded - start, "fit": fitted - embedded, "work": fitted - start}
     found = Evaluation(
-        str(out), str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"]
+        str(out), str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"], by.name
     )
     info: dict[str, Any] = {
         "kind": "probe",
@@ -234,6 +239,7 @@ def probe(
         "weights": weights,
         "methods": list(methods),
         "features": train.choice.name,
+        "precision": by.name,
         "settings": {"seed": options.seed},
         "input_spec": best.input_spec.to_dict(),
         "config": best.config.to_dict(),

@@ -12,6 +12,7 @@ from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
 
 FUSED = "bf16, fused"
+FEW = 2000  # images up to which starting the fused engine takes longer than it saves
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,21 @@ class Way:
     build: Callable[[], Callable[[Tensor], Tensor]] | None = None
 
 
-def way(model: object, precision: str, features: str | None = None) -> Way:
+def way(model: object, precision: str, images: int, features: str | None = None) -> Way:
     """Return how a model runs: by the fused engine if it is a ViT on CUDA in bf16 that the engine computes.
 
     Args:
         model: a model in eval mode, on its device.
         precision: fp32, bf16 or fp16.
+        images: how many there are; for a few, the engine is not worth its start.
         features: the feature that is wanted, as `vitkit.features.choose` names it (default: logits).
     """
-    if precision != "bf16" or not isinstance(model, ViT) or not model.patch_embedding.projection.weight.is_cuda:
+    if (
+        images <= FEW
+        or precision != "bf16"
+        or not isinstance(model, ViT)
+        or not model.patch_embedding.projection.weight.is_cuda
+    ):
         return Way(precision)
     from vitkit.speed.fused import TAKES, Fused
 
