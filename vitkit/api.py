@@ -228,9 +228,9 @@ def train(
     data: Weights | None,
     out: Weights,
     *,
-    model: str | Config | nn.Module | None = None,
+    model: str | Config | nn.Module | Mapping[str, Any] | None = None,
     weights: Weights | None = None,
-    recipe: str | Recipe | None = None,
+    recipe: str | Recipe | Mapping[str, Any] | None = None,
     resume: bool = False,
     report: bool = True,
     progress: bool = True,
@@ -244,16 +244,19 @@ def train(
     Args:
         data: anything that `vitkit.data.open_splits` accepts; None resumes with the run's own.
         out: the run folder.
-        model: a variant, a ViTConfig, or a model of any interface (default: the recipe's own model).
+        model: a variant, a ViTConfig (or a dict of its fields), or a model of any interface (default: the recipe's own
+            model).
         weights: pre-trained weights to fine-tune instead: anything that `vitkit.load` accepts.
-        recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
+        recipe: a key of RECIPES, or a Recipe or a dict of its fields (default: `finetune` with weights, `small-data`
+            without).
         resume: whether to resume the run at `out`.
         report: whether to write report.html into the run folder, as the command does (default: True).
         progress: whether to print the progress: a bar on a terminal, plain lines elsewhere, and one line per epoch
             (default: True).
         watch: called with every event: a dictionary with `event`, `step` and the metrics.
-        how: `image_size`, `accumulate`, and any field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed,
-            workers, device, precision, ...).
+        how: `image_size`, `accumulate`, `fields` of a new model, `loading` (other arguments of `vitkit.load`), and any
+            field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed, workers, device, precision, ...). The
+            config.toml of a run holds the arguments that repeat it.
 
     Raises:
         VitkitError: something cannot work; nothing has been written.
@@ -275,7 +278,8 @@ def train(
     from vitkit.training.settings import Settings
 
     known = {kind: {f.name for f in dataclasses.fields(kind)} for kind in (Recipe, Settings)}
-    others = {name: how.pop(name) for name in ("image_size", "accumulate", "verify_data", "fields") if name in how}
+    apart = ("image_size", "accumulate", "verify_data", "fields", "loading")
+    others = {name: how.pop(name) for name in apart if name in how}
     names = sorted(known[Recipe] | known[Settings])
     if odd := next((name for name in how if name not in names), None):
         raise ConfigError(f"train() has no argument {odd!r}{nearest(odd, names) or '.'} It takes {', '.join(names)}.")

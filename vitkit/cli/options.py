@@ -30,7 +30,7 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=0, help="Worker processes for decoding images (default: one per core)."),
 ]
-Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 Precision = Annotated[
     str,
     typer.Option("--precision", help="Precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere)."),
@@ -167,33 +167,51 @@ def parse_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         ) from None
 
 
-def loads_weights(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options in LOADING; it receives them parsed, as one dict called `overrides`.
+def collect(
+    tables: Mapping[str, Mapping[str, Any]], parse: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of some tables; it receives those of a table as one dict.
 
-    An option that the command has itself is left to the command.
+    An option that the command has itself is left to the command, and one that the user did not give is left out.
+
+    Args:
+        tables: argument of the command that receives the dict -> name -> annotation of an option.
+        parse: name -> what turns the given value into the one in the dict.
     """
-    hints = get_type_hints(command, include_extras=True)
-    own = {p.name: p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()}
-    shared = {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in LOADING.items()
-        if name not in own
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        own = {p.name: p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()}
+        shared = {
+            name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            for table in tables.values()
+            for name, option in table.items()
+            if name not in own
+        }
+
+        @functools.wraps(command)
+        def collected(**given: Any) -> None:
+            values = {name: value for name in shared if (value := given.pop(name)) is not None}
+            values |= {name: parse[name](values[name]) for name in values if name in parse}
+            command(**given, **{to: {n: values[n] for n in table if n in values} for to, table in tables.items()})
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (own | shared).values()]
+        parameters = [p for p in parameters if p.name not in tables]
+        collected.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        collected.__annotations__ = {p.name: p.annotation for p in parameters}
+        return collected
+
+    return decorate
+
+
+def loads_weights(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options in LOADING; it receives them parsed, as one dict called `overrides`."""
+    parse = {
+        "image_size": parse_size,
+        "mean": partial(parse_numbers, option="--mean"),
+        "std": partial(parse_numbers, option="--std"),
     }
-
-    @functools.wraps(command)
-    def with_overrides(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in shared if given.get(name) is not None}
-        if "image_size" in chosen:
-            chosen["image_size"] = parse_size(chosen["image_size"])
-        for name in {"mean", "std"} & set(chosen):
-            chosen[name] = parse_numbers(chosen[name], f"--{name}")
-        command(**{name: value for name, value in given.items() if name not in shared}, overrides=chosen)
-
-    del own["overrides"]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (own | shared).values()]
-    with_overrides.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_overrides.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_overrides
+    return collect({"overrides": LOADING}, parse)(command)
 
 
 def load(weights: str, runtime: Runtime, overrides: Mapping[str, Any]) -> Backbone:

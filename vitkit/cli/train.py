@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.config_file import takes_config
 from vitkit.cli.options import loads_weights, parse_fields, parse_size
-
-of_machine = partial(typer.Option, rich_help_panel="The machine")
-
-
-def of_recipe(name: str, help: str) -> Any:
-    """Declare an option that changes one number of the recipe."""
-    text = f"{help.removesuffix('.')} (default: the recipe's)."
-    return typer.Option(name, rich_help_panel="Changes to the recipe", help=text)
+from vitkit.cli.run_options import LABELLED, DryRun, Fields, Out, Resume, RunReport, RunSize, of_machine, run_options
 
 
+@takes_config
 @loads_weights
+@run_options(LABELLED)
 def train(
     data: Annotated[
         str | None,
@@ -31,9 +25,7 @@ def train(
             "run's own data)."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the run, which must not exist yet (required).")
-    ] = None,
+    out: Out = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -44,198 +36,34 @@ def train(
         str | None,
         typer.Option("--model", help="Variant to train from scratch; see `vitkit models` (default: the recipe's)."),
     ] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Change a field of the new model, such as hidden_size=256; repeat for several (default: none).",
-        ),
-    ] = None,
+    fields: Fields = None,
     weights: Annotated[
         str | None, typer.Option("--from", help="Pre-trained weights: a file, a run or a hub id (default: none).")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run at --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, without training.")] = False,
+    resume: Resume = False,
+    dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the --dry-run as JSON.")] = False,
-    image_size: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size", help="Image size in pixels: 384, or 384x512 (default: the recipe's or the model's)."
-        ),
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write report.html at the end (default: yes).")
-    ] = True,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: 0).")] = None,
-    val: Annotated[
-        float | None,
-        typer.Option(
-            "--val", help="Share of train to hold out if there is no val folder; 0 for none (default: the recipe's)."
-        ),
-    ] = None,
-    epochs: Annotated[float | None, of_recipe("--epochs", help="Passes over the training data.")] = None,
-    steps: Annotated[int | None, of_recipe("--steps", help="Number of updates, instead of --epochs.")] = None,
-    batch_size: Annotated[int | None, of_recipe("--batch-size", help="Images per update, over all processes.")] = None,
-    lr: Annotated[float | None, of_recipe("--lr", help="Base learning rate.")] = None,
-    lr_rule: Annotated[
-        str | None, of_recipe("--lr-rule", help="How lr follows another --batch-size: fixed, linear or sqrt.")
-    ] = None,
-    warmup: Annotated[
-        float | None, of_recipe("--warmup", help="Warm-up steps; a value below 1 is a share of the run.")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
-    ] = None,
-    optimizer: Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam or sgd.")] = None,
-    decay: Annotated[
-        str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")
-    ] = None,
-    final_lr: Annotated[float | None, of_recipe("--final-lr", help="Learning rate at the end of the decay.")] = None,
-    clip: Annotated[float | None, of_recipe("--clip", help="Largest global norm of the gradient.")] = None,
-    ema: Annotated[
-        float | None, of_recipe("--ema", help="Decay of the running average of the weights, such as 0.9999.")
-    ] = None,
-    layer_decay: Annotated[
-        float | None, of_recipe("--layer-decay", help="lr of each layer relative to the layer above.")
-    ] = None,
-    loss: Annotated[str | None, of_recipe("--loss", help="Loss: softmax or sigmoid.")] = None,
-    label_smoothing: Annotated[
-        float | None, of_recipe("--label-smoothing", help="Share of each target spread over all classes.")
-    ] = None,
-    class_weights: Annotated[
-        str | None,
-        of_recipe(
-            "--class-weights",
-            help="Weights of the classes in the loss: equal, or balanced (an image of a rare class counts more).",
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        of_recipe(
-            "--sampling",
-            help="How images are drawn: uniform (each once per epoch), or balanced (every class equally often).",
-        ),
-    ] = None,
-    early_stop: Annotated[
-        int | None,
-        of_recipe("--early-stop", help="Stop after N validations in a row without a better one; the best is kept."),
-    ] = None,
-    dropout: Annotated[float | None, of_recipe("--dropout", help="Dropout rate of dense layers.")] = None,
-    drop_path: Annotated[
-        float | None, of_recipe("--drop-path", help="Stochastic-depth rate of the last block.")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None,
-        of_recipe("--freeze", help="Parameters to freeze: a name or a pattern such as 'blocks.0.*'. Repeatable."),
-    ] = None,
-    from_probe: Annotated[
-        bool,
-        of_recipe("--from-probe", help="Start the head from logistic regression on frozen features, not from zeros."),
-    ] = False,
-    lora: Annotated[
-        int | None,
-        of_recipe(
-            "--lora",
-            help="Rank of low-rank adapters on qkv and MLP, such as 8; only they and the head are trained.",
-        ),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        of_machine("--precision", help="fp32, or mixed precision: bf16, fp16 or, on CUDA, fp8 (default: fp32)."),
-    ] = None,
-    device: Annotated[
-        str | None, of_machine("--device", help="Device: auto, cpu, cuda or mps (default: auto).")
-    ] = None,
-    micro_batch: Annotated[
-        int | None,
-        of_machine(
-            "--micro-batch",
-            help="Images per forward pass; gradients are accumulated over the batch (default: all at once).",
-        ),
-    ] = None,
+    image_size: RunSize = None,
+    report: RunReport = True,
     accumulate: Annotated[
         int | None, of_machine("--accumulate", help="Micro-batches per update, instead of --micro-batch (default: 1).")
-    ] = None,
-    workers: Annotated[
-        int | None, of_machine("--workers", help="Worker processes for decoding (default: one per core).")
     ] = None,
     verify_data: Annotated[
         bool, of_machine("--verify-data", help="Record or compare every byte of the images, not just parts of each.")
     ] = False,
-    bad_images: Annotated[
-        str | None, of_machine("--bad-images", help="What to do about unreadable images: fail or skip (default: fail).")
-    ] = None,
-    compile_: Annotated[bool, of_machine("--compile", help="Use torch.compile.")] = False,
-    deterministic: Annotated[
-        bool, of_machine("--deterministic", help="Use only bit-reproducible CUDA kernels, which are slower.")
-    ] = False,
-    checkpointing: Annotated[
-        bool, of_machine("--checkpointing", help="Recompute activations in the backward pass: less memory, more time.")
-    ] = False,
-    log_every: Annotated[int | None, of_machine("--log-every", help="Log metrics every N steps (default: 10).")] = None,
-    evaluate_every: Annotated[
-        int | None, of_machine("--evaluate-every", help="Validate every N steps (default: every epoch).")
-    ] = None,
-    save_every: Annotated[
-        int | None,
-        of_machine("--save-every", help="Save every N steps, besides each new best (default: at every validation)."),
-    ] = None,
-    tracker: Annotated[
-        list[str] | None,
-        of_machine("--tracker", help="Tracker: tensorboard, wandb, mlflow or none. Repeatable (default: tensorboard)."),
-    ] = None,
     *,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
     overrides: dict[str, Any],
+    more: dict[str, Any],
 ) -> None:
     """Train a Vision Transformer. A run that is resumed is bit-identical to an uninterrupted one."""
     from vitkit.errors import ConfigError
 
     if out is None:
         raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
-    if micro_batch is not None and accumulate is not None:
+    if "micro_batch" in settings and accumulate is not None:
         raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
-    changes = {
-        "epochs": epochs,
-        "steps": steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "lr_rule": lr_rule,
-        "warmup": warmup,
-        "weight_decay": weight_decay,
-        "optimizer": optimizer,
-        "decay": decay,
-        "final_lr": final_lr,
-        "clip": clip,
-        "ema": ema,
-        "layer_decay": layer_decay,
-        "loss": loss,
-        "label_smoothing": label_smoothing,
-        "class_weights": class_weights,
-        "sampling": sampling,
-        "early_stop": early_stop,
-        "dropout": dropout,
-        "drop_path": drop_path,
-        "freeze": tuple(freeze) if freeze else None,
-        "from_probe": from_probe or None,
-        "lora": lora,
-        "val": val,
-    }
-    settings = {
-        "seed": seed,
-        "precision": precision,
-        "device": device,
-        "micro_batch": micro_batch,
-        "workers": workers,
-        "bad_images": bad_images,
-        "compile": compile_ or None,
-        "deterministic": deterministic or None,
-        "checkpointing": checkpointing or None,
-        "log_every": log_every,
-        "evaluate_every": evaluate_every,
-        "save_every": save_every,
-        "trackers": None if not tracker else tuple(name for name in tracker if name != "none"),
-    }
     size = parse_size(image_size)
     if not dry_run and os.environ.get("RANK", "0") == "0":  # importing torch and scanning a large folder take a while
         print(f"preparing {'to resume ' if resume else ''}{out}", flush=True)
@@ -254,7 +82,7 @@ def train(
         resume=resume,
         accumulate=accumulate,
         verify_data=verify_data,
-        changes=changes,
+        changes=more | changes,
         settings=settings,
     )
     if dry_run:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, UnreadableFile, pick
@@ -26,6 +27,7 @@ from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward, refuse_fp8
+from vitkit.training import config_file
 from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
@@ -79,8 +81,8 @@ def prepare(
     data: str | Path | None,
     out: str | Path,
     *,
-    recipe: str | Recipe | None = None,
-    model: str | Config | Backbone | None = None,
+    recipe: str | Recipe | Mapping[str, Any] | None = None,
+    model: str | Config | Backbone | Mapping[str, Any] | None = None,
     fields: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
     loading: Mapping[str, Any] | None = None,
@@ -98,8 +100,10 @@ def prepare(
     Args:
         data: anything that `vitkit.data.open_splits` accepts.
         out: the run folder.
-        recipe: a key of RECIPES, or a Recipe (default: `finetune` with weights, `small-data` without).
-        model: a variant, a configuration, or a model to train in place (default: the recipe's own model).
+        recipe: a key of RECIPES, or a Recipe or a dict of its fields (default: `finetune` with weights, `small-data`
+            without).
+        model: a variant, a configuration or a dict of its fields, or a model to train in place (default: the recipe's
+            own model).
         fields: fields of the configuration to change in a new model.
         weights: anything that `vitkit.load` accepts.
         loading: other arguments of `vitkit.load`, such as `num_attention_heads` or `mean`.
@@ -118,6 +122,8 @@ def prepare(
     data = data if data is not None else RunFolder(out, stored).data
     if not str(data):
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
+    recipe = Recipe.from_dict(recipe) if isinstance(recipe, Mapping) else recipe
+    model = config_from_dict(model) if isinstance(model, Mapping) else model
     own, model = (model, CUSTOM) if isinstance(model, Backbone | Config) else (None, model or stored.get("model"))
     kind: type[Config] = ResNetConfig if resnet_name(str(model)) or isinstance(own, ResNetConfig) else ViTConfig
     fields = check_fields(fields or stored.get("fields") or {}, "A model", kind)
@@ -166,6 +172,7 @@ def prepare(
 
     ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
     more: dict[str, Any] = {"fields": dict(fields), "loading": dict(loading), "licence": built.licence, "lora": lora}
+    more |= {"image_size": image_size, "own_weights": isinstance(own, Backbone)}
     more["parameters"] = parameters  # without adapters, which checkpoints do not have
     info = _describe(ready, name, model, weights, data) | {key: value for key, value in more.items() if value}
     if verify_data and stored and "verified data" not in stored["same"]:
@@ -206,8 +213,18 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         lock = runtime.on_main(lambda: until_the_end.enter_context(locked(ready.out)))
         if lock and watch is not None:
             watch({"event": "note", "text": lock})
-        run = runtime.on_main(lambda: RunFolder.create(ready.out, ready.info, resume=ready.resume))
+        run = runtime.on_main(lambda: _create(ready))
         return run, _train(ready, run, watch)
+
+
+def _create(ready: Prepared) -> RunFolder:
+    """Create or open the run folder; a new one gets the file that repeats the run."""
+    run = RunFolder.create(ready.out, ready.info, resume=ready.resume)
+    if not (run.path / config_file.FILE).exists():
+        with run.writing(), staging(run.path) as private:
+            text = config_file.as_toml(run.info)
+            (private / config_file.FILE).write_bytes(text.encode("utf-8", "backslashreplace"))
+    return run
 
 
 def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vitkit.data.augment import Augment
 from vitkit.data.mix import Mix
@@ -30,6 +30,7 @@ DECAYS: dict[str, Callable[[float], float]] = {  # progress, 0 to 1 -> share of 
     "linear": lambda progress: 1 - progress,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
 }
+_Part = TypeVar("_Part", Augment, Mix)
 INCEPTION = Augment(scale=(0.05, 1.0))  # the authors' random crop, and a flip
 UNMIXED = Mix()
 LONGEST_WARMUP = 1 / 3  # of a run
@@ -141,6 +142,11 @@ class Recipe:
     mix: Mix = UNMIXED
 
     def __post_init__(self) -> None:
+        for name, kind in (("augment", Augment), ("mix", Mix)):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, _changed(kind(), name, value))
+        if isinstance(self.config, Mapping):
+            object.__setattr__(self, "config", ViTConfig.from_dict(self.config))
         for name in ("models", "lr_choices", "betas", "freeze"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if (self.epochs is None) == (self.steps is None):
@@ -205,6 +211,9 @@ class Recipe:
         for name in changes:
             if name not in known:
                 raise ConfigError(f"A recipe has no field {name!r}{nearest(name, known) or '.'}")
+        for name in {"augment", "mix"} & set(changes):
+            if isinstance(changes[name], Mapping):
+                changes[name] = _changed(getattr(self, name), name, changes[name])
         if "epochs" in changes and "steps" in changes:
             raise ConfigError("Expected either epochs or steps; got both. Leave one out.")
         if "epochs" in changes:
@@ -279,9 +288,26 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """Create a recipe from the result of `to_dict`."""
-        config = ViTConfig.from_dict(values["config"]) if values["config"] else None
-        return cls(**{**values, "config": config, "augment": Augment(**values["augment"]), "mix": Mix(**values["mix"])})
+        """Create a recipe from the result of `to_dict`; fields that are missing have their defaults.
+
+        Raises:
+            ConfigError: there is no such field.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"A recipe has no field {name!r}{nearest(name, known) or '.'}")
+        if missing := [f.name for f in fields(cls) if f.default is dataclasses.MISSING and f.name not in values]:
+            raise ConfigError(f"A recipe needs {', '.join(missing)}; got none.")
+        return cls(**values)
+
+
+def _changed(part: _Part, name: str, values: Mapping[str, Any]) -> _Part:
+    """Return an Augment or a Mix with other values."""
+    known = [f.name for f in fields(part)]
+    if odd := next((key for key in values if key not in known), None):
+        raise ConfigError(f"{name} has no field {odd!r}{nearest(odd, known) or '.'}")
+    return dataclasses.replace(part, **values)
 
 
 def _between(low: float, high: float) -> str:

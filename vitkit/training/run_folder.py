@@ -1,6 +1,7 @@
 """The run folder: what a training run or a probe leaves behind. It can be passed anywhere weights are expected.
 
     run.json            the request: model, recipe, settings, data and its fingerprint, environment
+    config.toml         the options that repeat the run: `vitkit train --config RUN/config.toml --out NEW`
     metrics.jsonl       one line per event; everything that depends on time is under "time"
     best.safetensors    the best weights on the validation part, if there is one
     last.safetensors    the latest weights
