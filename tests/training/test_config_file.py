@@ -164,7 +164,7 @@ def test_every_recipe_comes_back(name: str) -> None:
             }
             found = RECIPES[back].change(**changes) if isinstance(back, str) else Recipe.from_dict(back)
             assert found == recipe
-    assert set(repeat(info_of(RECIPES[name], name))) <= {"data", "recipe", *FIELDS}
+    assert set(repeat(info_of(RECIPES[name], name))) <= {"data", "recipe", *FIELDS, *OPTIONS}
 
 
 def test_toml_holds_what_names_can() -> None:

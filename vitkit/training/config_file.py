@@ -18,7 +18,7 @@ from vitkit.training.recipes import RECIPES
 from vitkit.training.settings import Settings
 
 FILE = "config.toml"  # in the run folder
-FIELDS = [f.name for kind in (Recipe, Settings) for f in fields(kind)]
+FIELDS = [f.name for f in fields(Recipe)]
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices")  # of a named recipe
 
 
