@@ -139,7 +139,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # training
     "accumulated gradients divided by the micro-batch": fault(
-        "training/loop.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
+        "training/gradients.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
     ),
     "class weights ignore what an image is mixed with": fault(
         "training/class_weights.py", "weight=own / (own + other)", "weight=batch.weight", "training/test_imbalance.py"

@@ -136,7 +136,7 @@ def evaluate(
         data: a folder with one folder per class, or anything else that `vitkit.data.open_splits` accepts.
         split: the part to evaluate (default: what was held out of the run, else `test` or `val`).
         in_order: whether the data's classes are in the order of the model's outputs, whatever their names.
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
@@ -192,7 +192,7 @@ def embed(
         split: one part of the data (default: all parts).
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
@@ -392,7 +392,7 @@ def probe(
             images farther away (default: every image gets a class).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         seed: random seed (default: 0).
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
@@ -453,7 +453,7 @@ def doctor(
             changed (default: neither).
         page: an HTML file with the pictures (default: none).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
@@ -513,7 +513,7 @@ def search(
         split: one part of the data (default: all parts).
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
@@ -565,7 +565,7 @@ def suggest(
         images: the unlabelled photos: anything that `predict` accepts.
         count: number of photos to suggest (default: 50).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
-        device: auto, cpu, cuda or mps (default: auto).
+        device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).

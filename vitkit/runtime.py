@@ -34,7 +34,7 @@ class Runtime:
     """The device, the precision and the processes that a job uses.
 
     Args:
-        device: `auto` (CUDA if available, then MPS, then CPU), or a torch device name.
+        device: `auto` (CUDA if available, then MPS, then CPU), or a torch device name, such as `cuda:1`.
         precision: a key of PRECISIONS, or `auto` for bf16 on CUDA and fp32 elsewhere. bf16 and fp16 are mixed
             precision: the weights, their updates and the loss stay in fp32.
 
@@ -49,14 +49,21 @@ class Runtime:
             pick(PRECISIONS | {AUTO: None}, precision, "precision")
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.ranks > 1 else 0
-        kind = _kind(device)
+        found = find_device(device)
         self._accelerator: Any = None
         if self.ranks > 1:
-            self._accelerator = _accelerator(cpu=kind == "cpu")
+            if found.index is not None:
+                raise ConfigError(
+                    f"Each of the {self.ranks} processes has a device of its own; got --device {device}. Use --device "
+                    f"{found.type}."
+                )
+            self._accelerator = _accelerator(cpu=found.type == "cpu")
             self.rank, self.ranks = self._accelerator.process_index, self._accelerator.num_processes
             self.device: torch.device = self._accelerator.device
         else:
-            self.device = torch.device(kind)
+            self.device = found
+            if found.type == "cuda" and found.index is not None:
+                torch.cuda.set_device(found)  # where kernels of our own run
         if precision == AUTO:
             precision = "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
         self.precision = precision
@@ -120,6 +127,16 @@ class Runtime:
         """Update the weights; fp16 skips the update if a gradient overflowed."""
         self.scaler.step(optimizer)
         self.scaler.update()
+
+    def free_memory(self) -> None:
+        """Give memory that nothing uses any more back to the device."""
+        import gc
+
+        import torch
+
+        gc.collect()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over all processes; every process gets the result."""
@@ -279,18 +296,31 @@ def tracker(name: str, project: str, folder: str, run: str) -> Any:
     return found
 
 
-def _kind(device: str) -> str:
+def find_device(name: str) -> torch.device:
+    """Return a device of this machine.
+
+    Args:
+        name: `auto`, `cpu`, `cuda`, `mps`, or one of several, such as `cuda:1`.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     import torch
 
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    here = [kind for kind, count in counts.items() if count]
+    if name == "auto":
+        return torch.device(here[0])
     try:
-        kind = torch.device(device).type
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"Expected a device such as auto, cpu, cuda or mps; got {device!r}.") from error
-    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not here.get(kind):
-        raise ConfigError(f"This machine has no device {device!r}; use --device auto (here: {_kind('auto')}).")
+        raise ConfigError(f"Expected a device such as auto, cpu, cuda, cuda:1 or mps; got {name!r}.") from error
+    if device.type not in here:
+        raise ConfigError(f"This machine has no device {name!r}; use --device auto (here: {here[0]}).")
+    if (device.index or 0) >= counts[device.type]:
+        last = counts[device.type] - 1
+        has = f"{device.type}:0 to {device.type}:{last}" if last else f"one, {device.type}"
+        raise ConfigError(f"This machine has no device {name!r}; of this kind it has {has}.")
     return device
 
 

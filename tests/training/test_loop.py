@@ -24,7 +24,7 @@ from vitkit.jobs.splits import train_and_val
 from vitkit.jobs.train import prepare
 from vitkit.model.config import InputSpec
 from vitkit.training.build import new_model
-from vitkit.training.loop import step_seed
+from vitkit.training.gradients import step_seed
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 

@@ -32,7 +32,7 @@ def bench(
             "8, on CUDA 256).",
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Device: cpu or cuda (default: cpu).")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device: cpu, cuda or cuda:1 (default: cpu).")] = None,
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -19,10 +19,19 @@ from vitkit.cli.options import collect
 of_machine = partial(typer.Option, rich_help_panel="The machine")
 
 
-def of_recipe(name: str, help: str) -> Any:
+def of_recipe(name: str, help: str, **more: Any) -> Any:
     """Declare an option that changes one number of the recipe."""
     text = f"{help.removesuffix('.')} (default: the recipe's)."
-    return typer.Option(name, rich_help_panel="Changes to the recipe", help=text)
+    return typer.Option(name, rich_help_panel="Changes to the recipe", help=text, **more)
+
+
+def whole_or_auto(text: str, option: str) -> int | str:
+    """Parse `32` or `auto`."""
+    from vitkit.errors import ConfigError
+
+    if text != "auto" and not text.isdecimal():
+        raise ConfigError(f"{option} must be a whole number or auto; got {text!r}.")
+    return text if text == "auto" else int(text)
 
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run, which must not exist yet (required).")]
@@ -62,7 +71,15 @@ RECIPE: dict[str, Any] = {
     ],
     "epochs": Annotated[float | None, of_recipe("--epochs", help="Passes over the training data.")],
     "steps": Annotated[int | None, of_recipe("--steps", help="Number of updates, instead of --epochs.")],
-    "batch_size": Annotated[int | None, of_recipe("--batch-size", help="Images per update, over all processes.")],
+    "batch_size": Annotated[
+        str | None,
+        of_recipe(
+            "--batch-size",
+            help="Images per update, over all processes; auto keeps the recipe's, and computes as many images at a "
+            "time as memory allows.",
+            metavar="INTEGER|auto",
+        ),
+    ],
     "lr": Annotated[float | None, of_recipe("--lr", help="Base learning rate.")],
     "lr_rule": Annotated[
         str | None, of_recipe("--lr-rule", help="How lr follows another --batch-size: fixed, linear or sqrt.")
@@ -133,10 +150,11 @@ SETTINGS: dict[str, Any] = {
         str | None, of_machine("--device", help="Device: auto, cpu, cuda, cuda:1 or mps (default: auto).")
     ],
     "micro_batch": Annotated[
-        int | None,
+        str | None,
         of_machine(
             "--micro-batch",
-            help="Images per forward pass; gradients are accumulated over the batch (default: all at once).",
+            metavar="INTEGER|auto",
+            help="Images per forward pass, or auto; gradients are accumulated over the batch (default: all at once).",
         ),
     ],
     "workers": Annotated[
@@ -181,4 +199,10 @@ def run_options(recipe: Iterable[str], settings: Iterable[str] = SETTINGS) -> Ca
         settings: keys of SETTINGS (default: all).
     """
     tables = {"changes": {name: RECIPE[name] for name in recipe}, "settings": {n: SETTINGS[n] for n in settings}}
-    return collect(tables, {"freeze": tuple, "trackers": lambda names: tuple(n for n in names if n != "none")})
+    parse: dict[str, Callable[[Any], Any]] = {
+        "freeze": tuple,
+        "trackers": lambda names: tuple(name for name in names if name != "none"),
+        "batch_size": partial(whole_or_auto, option="--batch-size"),
+        "micro_batch": partial(whole_or_auto, option="--micro-batch"),
+    }
+    return collect(tables, parse)

@@ -38,7 +38,9 @@ def study(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at the same time.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the study at --out.")] = False,
     precision: Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp16 (default: fp32).")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps (default: auto).")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1 or mps (default: auto).")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Worker processes for decoding, per run (default: one per core).")
     ] = None,

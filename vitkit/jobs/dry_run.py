@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vitkit.data.loader import TrainLoader
 from vitkit.jobs.train import Prepared
+from vitkit.training.memory import kept_bytes
 from vitkit.training.objectives import OBJECTIVES
 
 
@@ -85,18 +83,8 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     model.gradient_checkpointing = ready.settings.checkpointing
     objective = OBJECTIVES[recipe.objective](recipe, ready.settings.seed, ready.train)
     learner = objective.learner(model)
-    own = {p.untyped_storage().data_ptr() for p in learner.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
     began = time.perf_counter()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss = objective.loss(learner, batch, 0, runtime)[0] / len(batch)
-    loss.backward()
+    loss, kept = kept_bytes(objective, learner, batch, runtime)
+    (loss / len(batch)).backward()
     loss.item()
-    return time.perf_counter() - began, sum(kept.values())
+    return time.perf_counter() - began, kept

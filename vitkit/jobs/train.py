@@ -37,7 +37,7 @@ from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.settings import PRECISIONS, BatchSplit, Settings
+from vitkit.training.settings import AUTO, PRECISIONS, BatchSplit, Settings
 
 # Fields of a recipe that do not affect the result, so a resumed run may differ in them.
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
@@ -134,9 +134,14 @@ def prepare(
             f"Expected --from with {', '.join(loading)}, which only applies to weights; got none. Give weights."
         )
     name, how = _choose_recipe(recipe, weights, stored)
-    how = how.change(**(changes or {}))
+    changes, settings = dict(changes or {}), dict(settings or {})
+    if changes.get("batch_size") == AUTO:  # the recipe's batch, computed as many images at a time as memory allows
+        if settings.get("micro_batch") is not None or accumulate is not None:
+            raise ConfigError("--batch-size auto chooses the micro-batch; leave --micro-batch and --accumulate out.")
+        settings["micro_batch"] = changes.pop("batch_size")
+    how = how.change(**changes)
     check_model(model, weights, fields, how)
-    chosen, runtime = _choose_settings(settings or {}, accumulate, stored, how)
+    chosen, runtime = _choose_settings(settings, accumulate, stored, how)
     objective = OBJECTIVES[how.objective]
     train, val, remarks = (train_and_val if objective.labels else unlabelled)(data, how.val, chosen.seed)
     train = some(train, how.images, chosen.seed)
@@ -229,7 +234,8 @@ def _create(ready: Prepared) -> RunFolder:
 
 def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
     runtime = ready.runtime
-    alone = runtime.ranks == 1 and ready.split.count == 1  # CUDA graphs cannot share or accumulate gradients
+    # CUDA graphs cannot share or accumulate gradients.
+    alone = runtime.ranks == 1 and ready.split.count == 1 and ready.settings.micro_batch != AUTO
     loop = Loop(
         ready.model,
         ready.train,

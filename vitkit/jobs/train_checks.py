@@ -15,6 +15,7 @@ from vitkit.model.backbone import Backbone
 from vitkit.model.create import configuration
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.recipe import Recipe
+from vitkit.training.settings import AUTO
 from vitkit.training.state import KEPT
 
 if TYPE_CHECKING:
@@ -94,11 +95,12 @@ def other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
         return []
     processes = stored["processes"]
     micro = stored["settings"]["micro_batch"] or ready.recipe.batch_size // processes
+    now = AUTO if ready.settings.micro_batch == AUTO else ready.split.micro
     device = torch.device(stored["device"]).type
     changed = [
         f"{what} from {old} to {new}"
         for what, old, new in (
-            ("micro-batch", micro, ready.split.micro),
+            ("micro-batch", micro, now),
             ("processes", processes, ready.runtime.ranks),
             ("device", device, ready.runtime.device.type),
         )

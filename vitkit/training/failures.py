@@ -38,8 +38,8 @@ def explain(error: Exception, step: int, kept: str, processes: int) -> Exception
         return type(error)(f"{error} {kept}".strip())
     if out_of_memory(error):
         return OutOfMemory(
-            f"No memory was left at step {step} ({first or type(error).__name__}). Use a smaller --micro-batch, "
-            f"--checkpointing or fewer --workers. {kept}".strip()
+            f"No memory was left at step {step} ({first or type(error).__name__}). Use --batch-size auto, a smaller "
+            f"--micro-batch, --checkpointing or fewer --workers. {kept}".strip()
         )
     if processes > 1 and isinstance(error, RuntimeError) and re.search("gloo|nccl|peer|connection", str(error), re.I):
         return LostWorker(f"Another process of this run has ended or cannot be reached. {kept}".strip())

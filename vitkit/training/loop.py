@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,6 +30,7 @@ from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, stop_requests
 from vitkit.training import state
 from vitkit.training.failures import Stopped, explain, rescuable
+from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.optim import Average, optimizer_for, set_lr
@@ -45,17 +45,6 @@ Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, a
 MOST_VALIDATIONS = 50  # per run, unless the user says how often; a longer run skips whole epochs
 SILENCE = 60.0  # seconds without images after which the user is told
 LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of the generator of dropout and stochastic depth for one step.
-
-    Args:
-        seed: the run's seed.
-        step: the step, from 0.
-        rank: the process's rank.
-    """
-    return int(np.random.SeedSequence([seed, 5, step, rank, 4]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,6 @@ class Loop:
     ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
         self.run, self.runtime, self._watch = run, runtime, watch
-        self.split = BatchSplit.of(recipe, settings, runtime)
         self.total = recipe.total(len(train))
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = settings.checkpointing
@@ -134,6 +122,10 @@ class Loop:
             for module in {self.bare, trained}:
                 module.compile()  # in place, so that parameters keep their names
         self.model = runtime.prepare(trained)
+        self.gradients = Gradients(
+            self.model, self.objective, self.optimizer, BatchSplit.of(recipe, settings, runtime), settings, runtime
+        )
+        self.gradients.note = self._note
         self.progress = TrainingState()
         self._consistent: TrainingState | None = None  # what can be saved now; None in the middle of an update
         self.trackers: Trackers | None = None
@@ -219,6 +211,7 @@ class Loop:
             bad_images=settings.bad_images,
             on_bad=self._on_bad,
         )
+        self.gradients.begin(self.learner, self.bare.input_spec, self.progress.micro)
         interrupted, clock = False, Clock(self.recipe.batch_size)
         with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
@@ -300,20 +293,11 @@ class Loop:
 
     def _step(self, step: int, batch: Batch, stop: bool) -> bool:
         """Do one update; return whether any process has been asked to stop."""
-        torch.manual_seed(step_seed(self.settings.seed, step, self.runtime.rank))
         lr = self.recipe.lr_at(step, self.total)
         set_lr(self.optimizer, lr)
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(3, device=self.runtime.device)  # loss, correct answers, requests to stop
-        sums[2] = float(stop)
-        for i in range(self.split.count):
-            part = _part(batch, i * self.split.micro, (i + 1) * self.split.micro)
-            last = i == self.split.count - 1
-            with nullcontext() if last else self.runtime.no_sync(self.model):
-                loss, correct = self.objective.loss(self.model, part, step, self.runtime)
-                self.runtime.backward(loss / self.split.process)
-            sums[:2] += torch.stack([loss.detach(), correct])
+        sums = torch.cat([self.gradients(step, batch), torch.tensor([float(stop)], device=self.runtime.device)])
+        self.progress.micro = self.gradients.found
         norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
         # One transfer per step: all processes see the same sums, and `_guard` runs before the weights change.
         total = torch.cat([self.runtime.sum(sums), norm.detach().float()[None]]).tolist()
@@ -445,7 +429,7 @@ class Loop:
                     self.learner,
                     self.val,
                     self.runtime,
-                    batch_size=max(self.split.micro, 64),
+                    batch_size=self.gradients.found or max(self.gradients.split.micro, 64),
                     workers=0 if self.val.in_memory else self.settings.workers,
                     bad_images=self.settings.bad_images,
                 )
@@ -499,12 +483,6 @@ class Loop:
                 self.run.save(self.bare, "ema", extra, beside)
                 if best and p.best_weights == "ema":
                     self.run.save(self.bare, "best", extra | score, beside)
-
-
-def _part(batch: Batch, start: int, stop: int) -> Batch:
-    if start == 0 and stop == len(batch):
-        return batch
-    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in batch.__dataclass_fields__})
 
 
 @contextmanager

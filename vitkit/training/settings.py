@@ -13,6 +13,7 @@ from vitkit.training.metrics import NAMES
 from vitkit.training.recipe import Recipe
 
 BadImages = Literal["fail", "skip"]
+AUTO = "auto"
 PRECISIONS = {**{name: name for name in runtime.PRECISIONS}, "fp8": "bf16"}  # -> a precision of the runtime
 
 
@@ -23,9 +24,10 @@ class Settings:
     Args:
         seed: random seed of the initial weights, order, augmentation, mixing, dropout and held-out images (default: 0).
         precision: fp32 (default), bf16, fp16, or fp8 (bf16 with some matrix products in 8 bits; CUDA only).
-        device: auto (default), cpu, cuda or mps.
+        device: auto (default), cpu, cuda, cuda:1 or mps.
         micro_batch: images per process and forward pass; gradients are accumulated over the rest of the batch
-            (default: the whole batch at once).
+            (default: the whole batch at once). `auto` takes as many as memory allows: the whole batch, halved whenever
+            no memory is left.
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` (default) on an unreadable image, or `skip` it.
         compile: whether to use torch.compile (default: False).
@@ -41,7 +43,7 @@ class Settings:
     seed: int = 0
     precision: str = "fp32"
     device: str = "auto"
-    micro_batch: int | None = None
+    micro_batch: int | Literal["auto"] | None = None
     workers: int | None = None
     bad_images: BadImages = "fail"
     compile: bool = False
@@ -57,7 +59,7 @@ class Settings:
         checks.whole("seed", self.seed, 0)
         checks.whole("log_every", self.log_every, 1)
         for name in ("micro_batch", "evaluate_every", "save_every"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name, getattr(self, name)) != ("micro_batch", AUTO):
                 checks.whole(name, getattr(self, name), 1)
         if self.workers is not None:
             checks.whole("workers", self.workers, 0)
@@ -91,7 +93,8 @@ class BatchSplit:
         """Divide a recipe's batch.
 
         Raises:
-            ConfigError: the batch is not divisible by the processes, or their share not by the micro-batch.
+            ConfigError: the batch is not divisible by the processes, or their share not by the micro-batch; or there
+                are several processes, and each would choose its own.
         """
         batch, ranks = recipe.batch_size, runtime.ranks
         if batch % ranks:
@@ -99,11 +102,20 @@ class BatchSplit:
                 f"The batch size must be divisible by the {ranks} processes; got {batch}. Use --batch-size "
                 f"{max(batch // ranks, 1) * ranks}."
             )
+        if ranks > 1 and settings.micro_batch == AUTO:
+            raise ConfigError(
+                f"--batch-size auto is for one process; got {ranks}. Use --micro-batch, such as --micro-batch 16."
+            )
         process = batch // ranks
-        micro = settings.micro_batch or process
+        micro = process if settings.micro_batch in (None, AUTO) else int(settings.micro_batch)
         if micro > process or process % micro:
             divisor = max(d for d in range(1, process + 1) if process % d == 0 and d <= micro)
             raise ConfigError(
                 f"--micro-batch must divide the {process} images of each process; got {micro}. Use {divisor}."
             )
         return cls(process, micro, process // micro)
+
+    def at_most(self, micro: int) -> BatchSplit:
+        """Return the split with the largest micro-batch of at most `micro` images that divides the batch."""
+        fits = max(d for d in range(1, self.process + 1) if self.process % d == 0 and (d <= micro or d == 1))
+        return BatchSplit(self.process, fits, self.process // fits)

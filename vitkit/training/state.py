@@ -42,6 +42,7 @@ class TrainingState:
         best_weights: the weights that reached it: `last` or `ema`.
         stale: validations since the last that was better than all before it.
         ended: why the run stopped before its last step; empty if it did not.
+        micro: images per forward pass, where `--batch-size auto` has found them; 0 where it has not.
         logged: size of metrics.jsonl in bytes at this step.
         window: sums since the last line of training metrics.
         epoch: the same sums since the last line about an epoch.
@@ -57,6 +58,7 @@ class TrainingState:
     best_weights: str = "last"
     stale: int = 0
     ended: str = ""
+    micro: int = 0
     logged: int = 0
     window: dict[str, float] = field(default_factory=dict)
     epoch: dict[str, float] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import cuda
 
 from vitkit.errors import ConfigError, pick
 from vitkit.jobs.peers import PEERS
@@ -58,7 +59,7 @@ class Options:
     def __post_init__(self) -> None:
         try:
             kind = self.torch_device.type
-            usable = kind in DEVICES and (kind == "cpu" or torch.cuda.is_available())
+            usable = kind in DEVICES and (self.torch_device.index or 0) < (1 if kind == "cpu" else cuda.device_count())
         except RuntimeError:  # torch does not know the name
             usable = False
         if not usable:
