@@ -118,6 +118,20 @@ RECIPE: dict[str, Any] = {
             help="How images are drawn: uniform (each once per epoch), or balanced (every class equally often).",
         ),
     ],
+    "teacher": Annotated[
+        str | None,
+        of_recipe(
+            "--teacher",
+            help="Weights whose answers are learnt besides the labels: a run, a file or a hub id of the same classes.",
+        ),
+    ],
+    "teacher_share": Annotated[
+        float | None, of_recipe("--teacher-share", help="Share of the teacher's answers in the loss.")
+    ],
+    "teacher_temperature": Annotated[
+        float | None,
+        of_recipe("--teacher-temperature", help="What both models' logits are divided by before they are compared."),
+    ],
     "early_stop": Annotated[
         int | None,
         of_recipe("--early-stop", help="Stop after N validations in a row without a better one; the best is kept."),

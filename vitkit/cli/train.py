@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,14 @@ def train(
     resume: Resume = False,
     dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the --dry-run as JSON.")] = False,
+    show_augmentations: Annotated[
+        Path | None,
+        typer.Option(
+            "--show-augmentations",
+            metavar="FILE",
+            help="Draw the first batch as the model sees it, next to the originals, and stop (default: train).",
+        ),
+    ] = None,
     image_size: RunSize = None,
     report: RunReport = True,
     accumulate: Annotated[
@@ -60,12 +69,15 @@ def train(
     """Train a Vision Transformer. A run that is resumed is bit-identical to an uninterrupted one."""
     from vitkit.errors import ConfigError
 
+    if show_augmentations is not None:
+        out = out or show_augmentations.with_name(f".vitkit-{show_augmentations.stem}")  # nothing is written there
     if out is None:
         raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
     if "micro_batch" in settings and accumulate is not None:
         raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
     size = parse_size(image_size)
-    if not dry_run and os.environ.get("RANK", "0") == "0":  # importing torch and scanning a large folder take a while
+    quick = dry_run or show_augmentations is not None
+    if not quick and os.environ.get("RANK", "0") == "0":  # importing torch and scanning a large folder take a while
         print(f"preparing {'to resume ' if resume else ''}{out}", flush=True)
 
     from vitkit.jobs.train import prepare
@@ -85,6 +97,13 @@ def train(
         changes=more | changes,
         settings=settings,
     )
+    if show_augmentations is not None:
+        from vitkit.explanations import draw
+        from vitkit.jobs.augmentations import picture
+
+        if ready.runtime.main:
+            print(f"picture: {draw.save(picture(ready), show_augmentations)}")
+        return
     if dry_run:
         from vitkit.jobs.dry_run import dry_run as describe
 

@@ -8,7 +8,6 @@ from typing import Any
 from vitkit.data.loader import TrainLoader
 from vitkit.jobs.train import Prepared
 from vitkit.training.memory import kept_bytes
-from vitkit.training.objectives import OBJECTIVES
 
 
 def dry_run(ready: Prepared) -> dict[str, Any]:
@@ -81,10 +80,9 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     batch = next(loader.batches(0, 1))
     model.to(runtime.device).train()
     model.gradient_checkpointing = ready.settings.checkpointing
-    objective = OBJECTIVES[recipe.objective](recipe, ready.settings.seed, ready.train)
-    learner = objective.learner(model)
+    learner = ready.objective.learner(model)
     began = time.perf_counter()
-    loss, kept = kept_bytes(objective, learner, batch, runtime)
+    loss, kept = kept_bytes(ready.objective, learner, batch, runtime)
     (loss / len(batch)).backward()
     loss.item()
     return time.perf_counter() - began, kept

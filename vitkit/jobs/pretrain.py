@@ -94,7 +94,7 @@ def pictures(run: RunFolder, source: Source, count: int = PHOTOS) -> dict[str, A
 def picture(run: RunFolder, source: Source, count: int = PHOTOS) -> draw.Figure:
     """Draw photos, masked photos and predictions, one photo per column. The arguments are those of `pictures`."""
     found = pictures(run, source, count)
-    tiles = [_in_colour(image) for images in found.values() for image in images]
+    tiles = [in_colour(image) for images in found.values() for image in images]
     return draw.tiles(tiles, len(found["photo"]), left=list(found), side=1.3)
 
 
@@ -111,6 +111,6 @@ def write_picture(run: RunFolder) -> Path | None:
     return draw.save(picture(run, val or some(train, recipe.images, seed)), run.path / PICTURE)
 
 
-def _in_colour(image: Array) -> Array:
+def in_colour(image: Array) -> Array:
     """Return [H, W, 3]: colours as they are, any other channels as their mean in grey."""
     return image if image.shape[-1] == 3 else np.repeat(image.mean(-1, keepdims=True), 3, -1).astype(np.uint8)

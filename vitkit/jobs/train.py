@@ -32,7 +32,7 @@ from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.lora import low_rank, merge
-from vitkit.training.objectives import OBJECTIVES
+from vitkit.training.objectives import OBJECTIVES, Objective
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
@@ -52,6 +52,7 @@ class Prepared:
         train: the training part.
         val: the validation part, if any.
         recipe: the recipe with the user's changes.
+        objective: what is learnt.
         settings: the machine, logging and saving.
         runtime: device, precision and processes.
         info: the contents of run.json.
@@ -64,6 +65,7 @@ class Prepared:
     train: Source
     val: Source | None
     recipe: Recipe
+    objective: Objective
     settings: Settings
     runtime: Runtime
     info: dict[str, Any]
@@ -140,10 +142,12 @@ def prepare(
             raise ConfigError("--batch-size auto chooses the micro-batch; leave --micro-batch and --accumulate out.")
         settings["micro_batch"] = changes.pop("batch_size")
     how = how.change(**changes)
+    if how.teacher is not None:
+        how = dataclasses.replace(how, teacher=config_file.absolute_weights(how.teacher))
     check_model(model, weights, fields, how)
     chosen, runtime = _choose_settings(settings, accumulate, stored, how)
-    objective = OBJECTIVES[how.objective]
-    train, val, remarks = (train_and_val if objective.labels else unlabelled)(data, how.val, chosen.seed)
+    kind_of = OBJECTIVES[how.objective]
+    train, val, remarks = (train_and_val if kind_of.labels else unlabelled)(data, how.val, chosen.seed)
     train = some(train, how.images, chosen.seed)
     check_data(how, val)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
@@ -164,7 +168,8 @@ def prepare(
         built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
     built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
     built.known = None  # training changes the features that it holds for
-    objective.check(how, built)
+    objective = kind_of(how, chosen.seed, train)
+    objective.check(built)
     if how.from_probe and not restored:
         head_from_probe(built, train, chosen, runtime)
     if chosen.precision == "fp8":
@@ -175,7 +180,7 @@ def prepare(
     parameters = sum(p.numel() for p in built.parameters())
     lora = low_rank(built, how, chosen.seed, weights, loading, stored.get("lora")) if how.lora else {}
 
-    ready = Prepared(built, train, val, how, chosen, runtime, {}, (), out, resume)
+    ready = Prepared(built, train, val, how, objective, chosen, runtime, {}, (), out, resume)
     more: dict[str, Any] = {"fields": dict(fields), "loading": dict(loading), "licence": built.licence, "lora": lora}
     more |= {"image_size": image_size, "own_weights": isinstance(own, Backbone)}
     more["parameters"] = parameters  # without adapters, which checkpoints do not have
@@ -241,6 +246,7 @@ def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
         ready.train,
         ready.val,
         ready.recipe,
+        ready.objective,
         ready.settings,
         run,
         runtime,
@@ -355,5 +361,6 @@ def _describe(ready: Prepared, name: str, model: str | None, weights: str | None
             "data": train.fingerprint(),
             "validation data": val.fingerprint() if val else None,
             "weights": weights,
+            **ready.objective.identity(),
         },
     }

@@ -63,7 +63,7 @@ def repeat(info: Mapping[str, Any]) -> dict[str, Any]:
         "data": data["path"] or data["spec"],
         "recipe": name if named else recipe.to_dict(),
         "model": info["same"]["config"] if info["model"] == "custom" else info["model"],
-        "weights": _absolute(weights) if weights else None,
+        "weights": absolute_weights(weights) if weights else None,
         "image_size": info.get("image_size"),
         **(usual if named else {}),
         **{key: value for key, value in info["settings"].items() if value != plain.get(key)},
@@ -78,7 +78,8 @@ def _described(name: str) -> dict[str, Any]:
     return {key: values[key] for key in DESCRIPTIVE}
 
 
-def _absolute(weights: str) -> str:
+def absolute_weights(weights: str) -> str:
+    """Return weights by their absolute path if they are a file or a folder here, and otherwise as they are."""
     place, at, which = weights.partition("@")
     return f"{Path(place).expanduser().absolute()}{at}{which}" if Path(place).expanduser().exists() else weights
 

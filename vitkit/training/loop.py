@@ -32,7 +32,7 @@ from vitkit.training import state
 from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
-from vitkit.training.objectives import OBJECTIVES
+from vitkit.training.objectives import Objective
 from vitkit.training.optim import Average, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
@@ -86,6 +86,7 @@ class Loop:
         train: the training part.
         val: the validation part, if any.
         recipe: the numbers of the training.
+        objective: what is learnt.
         settings: the machine, logging and saving.
         run: the run folder.
         runtime: device, precision and processes.
@@ -100,6 +101,7 @@ class Loop:
         train: Source,
         val: Source | None,
         recipe: Recipe,
+        objective: Objective,
         settings: Settings,
         run: RunFolder,
         runtime: Runtime,
@@ -112,7 +114,7 @@ class Loop:
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = settings.checkpointing
         self.bare = model.to(runtime.device)
-        self.objective = OBJECTIVES[recipe.objective](recipe, settings.seed, train)
+        self.objective = objective
         self.learner = self.objective.learner(self.bare)
         self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.learner, recipe)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.base import Source
@@ -25,6 +26,7 @@ from vitkit.training.class_weights import balanced, weigh
 from vitkit.training.loss import LOSSES
 from vitkit.training.masked import TARGETS, VALIDATION, MaskedPatches, check, keys_of
 from vitkit.training.recipe import Recipe
+from vitkit.training.teacher import Teacher
 
 
 class Objective(ABC):
@@ -43,10 +45,13 @@ class Objective(ABC):
     def __init__(self, recipe: Recipe, seed: int, train: Source) -> None:
         self.recipe, self.seed = recipe, seed
 
-    @classmethod
-    def check(cls, recipe: Recipe, model: Backbone) -> None:
+    def check(self, model: Backbone) -> None:
         """Refuse a recipe or a model that this objective cannot train; raises ConfigError."""
         return
+
+    def identity(self) -> dict[str, str]:
+        """Return what a resumed run must agree in, besides the recipe, the model and the data."""
+        return {}
 
     def learner(self, model: Backbone) -> nn.Module:
         """Return the module whose parameters are trained: the model, or a module that has it as `vit`.
@@ -111,10 +116,22 @@ class Classify(Objective):
         recipe = self.recipe
         weighed, factor = (batch, None) if self.weights is None else weigh(batch, self.weights)
         loss = LOSSES[recipe.loss](logits, weighed, recipe.label_smoothing, bool(recipe.mix))
+        loss = self.taught(loss, logits, batch, runtime)
         loss = (loss if factor is None else loss * factor).sum()
         with torch.no_grad():
             truth = torch.where(batch.weight >= 0.5, batch.labels, batch.others)
             return loss, (logits.argmax(1) == truth).sum().float()
+
+    def taught(self, loss: Tensor, logits: Tensor, batch: Batch, runtime: Runtime) -> Tensor:
+        """Return the loss of each image, [B], with whatever is learnt besides the labels: here nothing.
+
+        Args:
+            loss: [B], against the labels.
+            logits: [B, K] in fp32.
+            batch: the images.
+            runtime: sets the precision.
+        """
+        return loss
 
     def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
         """See Objective."""
@@ -134,11 +151,10 @@ class MaskedPatch(Objective):
 
     labels, fused, judge = False, False, "loss"
 
-    @classmethod
-    def check(cls, recipe: Recipe, model: Backbone) -> None:
+    def check(self, model: Backbone) -> None:
         """See Objective."""
-        check(need_vit(model, "Masked patch prediction").config, recipe.target)
-        if recipe.mix:
+        check(need_vit(model, "Masked patch prediction").config, self.recipe.target)
+        if self.recipe.mix:
             raise ConfigError("Masked patch prediction needs whole images; use a recipe without MixUp and CutMix.")
 
     def learner(self, model: Backbone) -> MaskedPatches:
@@ -174,4 +190,39 @@ class MaskedPatch(Objective):
         return {"loss": totals[0] / totals[2], **accuracy, "images": int(totals[2])}
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "masked-patch": MaskedPatch}
+class Distil(Classify):
+    """Learn a teacher's answers besides the labels: distillation of logits (arXiv 1503.02531).
+
+    The loss of an image is (1 - s) L(labels) + s T^2 KL(p_T || q_T), with p_T and q_T the teacher's and the student's
+    probabilities at temperature T and s the teacher's share. The teacher is frozen and sees the student's view of each
+    image, augmented and mixed as it is.
+    """
+
+    def __init__(self, recipe: Recipe, seed: int, train: Source) -> None:
+        super().__init__(recipe, seed, train)
+        assert recipe.teacher is not None  # `Recipe` has checked it
+        self.teacher = Teacher(recipe.teacher, train.class_names)
+
+    def check(self, model: Backbone) -> None:
+        """See Objective."""
+        self.teacher.check(model.input_spec)
+
+    def identity(self) -> dict[str, str]:
+        """See Objective."""
+        return {"teacher": self.teacher.checksum}
+
+    def learner(self, model: Backbone) -> nn.Module:
+        """See Objective; also takes the teacher to the model's device."""
+        self.teacher.follow(model)
+        return model
+
+    def taught(self, loss: Tensor, logits: Tensor, batch: Batch, runtime: Runtime) -> Tensor:
+        """See Classify."""
+        T, share = self.recipe.teacher_temperature, self.recipe.teacher_share
+        with torch.no_grad(), runtime.autocast():
+            answers = self.teacher(batch.pixels)
+        p, q = (x.float().div(T).log_softmax(1) for x in (answers, logits))
+        return (1 - share) * loss + share * T**2 * F.kl_div(q, p, reduction="none", log_target=True).sum(1)
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "masked-patch": MaskedPatch, "distil": Distil}

@@ -17,7 +17,7 @@ from vitkit.model.config import ViTConfig
 Optimizer = Literal["adamw", "adam", "sgd"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
-Objective = Literal["classify", "masked-patch"]
+Objective = Literal["classify", "masked-patch", "distil"]
 Target = Literal["mean", "4x4", "patch"]
 Sampling = Literal["uniform", "balanced"]
 ClassWeights = Literal["equal", "balanced"]
@@ -82,6 +82,9 @@ class Recipe:
             class, as scikit-learn's `balanced` does. Evaluation is not weighted.
         sampling: `uniform` (each image once per epoch), or `balanced` (every class equally often; an epoch keeps its
             number of images).
+        teacher: with the objective `distil`, weights whose answers are learnt too: anything that `vitkit.load` accepts.
+        teacher_share: share of the teacher's answers in the loss; the labels have the rest.
+        teacher_temperature: what both models' logits are divided by before they are compared.
         early_stop: validations in a row without a better one after which the run stops; None to train to the end.
         dropout: dropout rate after dense layers and position embeddings.
         drop_path: stochastic-depth rate of the last block; it grows linearly from 0 at the first.
@@ -129,6 +132,9 @@ class Recipe:
     label_smoothing: float = 0.0
     class_weights: ClassWeights = "equal"
     sampling: Sampling = "uniform"
+    teacher: str | None = None
+    teacher_share: float = 0.5
+    teacher_temperature: float = 2.0
     early_stop: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
@@ -172,6 +178,17 @@ class Recipe:
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         checks.one_of("class_weights", self.class_weights, ClassWeights)
         checks.one_of("sampling", self.sampling, Sampling)
+        checks.number("teacher_share", self.teacher_share, 0, 1, open_low=True)
+        checks.number("teacher_temperature", self.teacher_temperature, 0, open_low=True)
+        if (self.objective == "distil") != (self.teacher is not None):
+            raise ConfigError(
+                f"The objective distil needs a teacher, and no other has one; got objective={self.objective!r} and "
+                f"teacher={self.teacher!r}."
+            )
+        if self.teacher is not None and self.loss != "softmax":
+            raise ConfigError(
+                f"A teacher's answers are probabilities over all classes; got loss={self.loss!r}. Use --loss softmax."
+            )
         if self.early_stop is not None:
             checks.whole("early_stop", self.early_stop, 1)
         if self.class_weights == self.sampling == "balanced":
@@ -214,6 +231,13 @@ class Recipe:
         for name in {"augment", "mix"} & set(changes):
             if isinstance(changes[name], Mapping):
                 changes[name] = _changed(getattr(self, name), name, changes[name])
+        if changes.get("teacher") is not None:
+            changes["teacher"] = str(changes["teacher"])
+            if self.objective == "classify":
+                changes.setdefault("objective", "distil")
+        for name in ("teacher_share", "teacher_temperature"):
+            if name in changes and changes.get("teacher", self.teacher) is None:
+                raise ConfigError(f"{name} is for a run with a teacher; got none. Give --teacher, or leave it out.")
         if "epochs" in changes and "steps" in changes:
             raise ConfigError("Expected either epochs or steps; got both. Leave one out.")
         if "epochs" in changes:
