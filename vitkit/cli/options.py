@@ -206,7 +206,7 @@ def collect(
 
 def loads_weights(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options in LOADING; it receives them parsed, as one dict called `overrides`."""
-    parse = {
+    parse: dict[str, Callable[[Any], Any]] = {
         "image_size": parse_size,
         "mean": partial(parse_numbers, option="--mean"),
         "std": partial(parse_numbers, option="--std"),

@@ -148,9 +148,10 @@ class Recipe:
     mix: Mix = UNMIXED
 
     def __post_init__(self) -> None:
-        for name, kind in (("augment", Augment), ("mix", Mix)):
-            if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, _changed(kind(), name, value))
+        if isinstance(self.augment, Mapping):
+            object.__setattr__(self, "augment", _changed(Augment(), "augment", self.augment))
+        if isinstance(self.mix, Mapping):
+            object.__setattr__(self, "mix", _changed(Mix(), "mix", self.mix))
         if isinstance(self.config, Mapping):
             object.__setattr__(self, "config", ViTConfig.from_dict(self.config))
         for name in ("models", "lr_choices", "betas", "freeze"):
