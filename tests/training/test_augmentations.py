@@ -54,5 +54,6 @@ def test_the_command_draws_and_stops(
     code, out, err = vitkit(monkeypatch, capsys, *how)
     assert code == 0, err
     assert "picture: seen.png" in out
-    assert Image.open("seen.png").size[0] > 800
+    with Image.open("seen.png") as image:
+        assert image.size[0] > 800
     assert [path.name for path in tmp_path.iterdir()] == ["seen.png"]

@@ -23,7 +23,7 @@ Config = Annotated[
 RIVALS = {
     "epochs": ("steps",),
     "steps": ("epochs",),
-    "micro_batch": ("accumulate", "batch_size"),
+    "micro_batch": ("accumulate",),
     "accumulate": ("micro_batch",),
     "model": ("weights",),
     "weights": ("model", "fields"),
@@ -60,7 +60,7 @@ def _values(ctx: typer.Context, file: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"more": {}}
     for key, value in read(file).items():
         name = names.get(key.replace("-", "_"), key)
-        if name in replaced:
+        if name in replaced or ((name, value) == ("batch_size", "auto") and "micro_batch" in on_command_line):
             continue
         if name in options:
             found[str(name)] = _value(ctx, options[name], value, f"{file}: {key}")

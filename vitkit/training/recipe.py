@@ -133,8 +133,8 @@ class Recipe:
     class_weights: ClassWeights = "equal"
     sampling: Sampling = "uniform"
     teacher: str | None = None
-    teacher_share: float = 0.5
-    teacher_temperature: float = 2.0
+    teacher_share: float = 0.9
+    teacher_temperature: float = 4.0
     early_stop: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
