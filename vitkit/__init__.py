@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitkit.api import serve as serve
     from vitkit.api import suggest as suggest
     from vitkit.api import summary as summary
+    from vitkit.api import teach as teach
     from vitkit.api import train as train
     from vitkit.api import walk as walk
     from vitkit.checkpoints import load as load
@@ -72,6 +73,7 @@ _HOME = {  # public name -> module that defines it
             "walk",
             "export",
             "serve",
+            "teach",
         ),
         "vitkit.api",
     ),

@@ -792,6 +792,59 @@ def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, 
 
 
 @overload
+def teach(model: Model, out: str | Path, *, host: str = ..., port: int = ..., wait: Literal[True] = ...) -> None: ...
+
+
+@overload
+def teach(model: Model, out: str | Path, *, host: str = ..., port: int = ..., wait: Literal[False]) -> Running: ...
+
+
+def teach(
+    model: Model, out: str | Path, *, host: str = "127.0.0.1", port: int = 8000, wait: bool = True
+) -> Running | None:
+    """Open a web page on which photos become a classifier, which is saved as a run.
+
+    Args:
+        model: the backbone: a model of any interface, or anything that `vitkit.load` accepts.
+        out: run folder: a new one, or one that was taught before with the same model.
+        host: address to listen on (default: this machine only).
+        port: port; 0 for any free one (default: 8000).
+        wait: whether to serve until Ctrl-C; otherwise return the running server, with its `url` and `stop()`
+            (default: True).
+
+    Example:
+        >>> import tempfile, vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with vitkit.teach(model, f"{folder}/desk", port=0, wait=False) as server:
+        ...         server.url.startswith("http://127.0.0.1:")
+        True
+    """
+    from functools import partial
+
+    from vitkit.features.online import use_one_thread
+    from vitkit.jobs.teach import save
+    from vitkit.server.app import create_app
+    from vitkit.server.server import Running, is_local, listen, run
+    from vitkit.server.service import Service
+    from vitkit.server.settings import LOCAL, Settings
+    from vitkit.server.teach import Lessons
+
+    source = str(model) if isinstance(model, str | Path) else type(model).__name__
+    with listen(host, port) as bound:
+        backbone = model_of(model).eval()
+        service = Service(backbone, Settings(hosts=LOCAL if is_local(host) else None), source=source)
+        service.warm()
+        use_one_thread()
+        app = create_app(service, Lessons(service, out, partial(save, backbone, source)))
+        if not wait:
+            return Running(app, bound.dup())
+        print(f"vitkit: teach at http://{host}:{bound.getsockname()[1]}/#teach; Ctrl-C stops it.", flush=True)
+        run(app, bound)
+    return None
+
+
+@overload
 def serve(
     model: Model, *, host: str = ..., port: int = ..., engine: str | None = ..., wait: Literal[True] = ...
 ) -> None: ...

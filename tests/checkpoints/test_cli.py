@@ -176,6 +176,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "patches": "patches {p} --from {w} --out {o}",
     "walk": "walk {p} --from {w} --out {o}",
     "serve": "serve {w}",
+    "teach": "teach --from {w} --out {o}",
     "train": "train {d} --from {w} --out {o} --dry-run",
     "pretrain": "pretrain {d} --from {w} --out {o} --dry-run",
     "sweep": "sweep {d} --from {w} --out {o} --recipe finetune-pets --lrs 0.01",

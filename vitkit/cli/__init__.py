@@ -44,6 +44,7 @@ from vitkit.cli import (
     study,
     suggest,
     sweep,
+    teach,
     train,
     walk,
 )
@@ -65,6 +66,7 @@ COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --h
         "train": train.train,
         "pretrain": pretrain.pretrain,
         "probe": probe.probe,
+        "teach": teach.teach,
         "recipes": recipes.recipes,
         "sweep": sweep.sweep,
         "study": study.study,

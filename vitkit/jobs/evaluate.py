@@ -89,7 +89,7 @@ def run_of(weights: str | Path) -> RunFolder | None:
         return None
 
 
-def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple[Source, str]:
+def part_of(data: str | Path, split: str | None, run: RunFolder | None, *, fitted: bool = False) -> tuple[Source, str]:
     """Choose the part of a data set to evaluate, and describe it.
 
     That is the test part, or the val part if there is no test part. Data without parts is evaluated as a whole; but if
@@ -99,6 +99,7 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
         data: a data set, as `open_splits` takes it.
         split: the user's choice, or None.
         run: the run that the weights belong to, if any.
+        fitted: whether images that the run was fitted to will do if it held none out (default: False, an error).
     """
     splits = open_splits(data)
     held = _held_out(run) if run and _same_data(run, data) else None
@@ -106,6 +107,8 @@ def part_of(data: str | Path, split: str | None, run: RunFolder | None) -> tuple
     if split is None and own is None and held is not None:
         share, seed = held
         whole = splits["train" if "train" in splits else "all"]()
+        if share == 0 and fitted:
+            return whole, "all images, which the run was fitted to"
         if share == 0:
             raise DataError(
                 f"Expected data that the run was not fitted to; it was fitted to all of {data}. Use other data, or "

@@ -136,7 +136,7 @@ def images_for(
         whole: Source = Images(data)  # photos without classes
         part, labelled, train = "all images", False, None
     else:
-        whole, part = part_of(data, split, run)
+        whole, part = part_of(data, split, run, fitted=True)
         splits = open_splits(data)
         train = splits["train"]() if "train" in splits and "the train part" not in part else None
         labelled = names_match(whole, model)

@@ -132,7 +132,7 @@ def _masked(run: RunFolder, source: Source | None, notes: list[str]) -> Any:
 def _source_of(found: Mapping[str, Any], run: RunFolder) -> Source:
     """Return the images of an evaluation."""
     names = {row["image"] for row in found["worst"]}
-    source, _ = part_of(found["data"], None, run)
+    source, _ = part_of(found["data"], None, run, fitted=True)
     if names <= set(source.names):
         return source
     for opened in open_splits(found["data"]).values():

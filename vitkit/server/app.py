@@ -22,6 +22,7 @@ from vitkit.evaluation.predict import Prediction as Predicted
 from vitkit.server import explaining, pages
 from vitkit.server.middleware import Middleware, error_response, sentence_of
 from vitkit.server.service import Service
+from vitkit.server.teach import Lessons, teach_router
 from vitkit.server.uploads import BODY, Upload, read_uploads
 
 T = TypeVar("T")
@@ -169,17 +170,20 @@ FromZero = Annotated[
 ]
 
 
-def create_app(service: Service) -> Middleware:
+def create_app(service: Service, lessons: Lessons | None = None) -> Middleware:
     """Create the app of a service, behind its middleware: API, page, health and metrics. Any ASGI server can run it.
 
     Args:
         service: the model and its limits.
+        lessons: what `vitkit teach` adds; None for a server that writes nothing to disk.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(service.warm)  # before the port opens, so that the first request is answered
         yield
+        if lessons:
+            await lessons.close()
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -192,7 +196,10 @@ def create_app(service: Service) -> Middleware:
         description=f"Predictions, features and explanations from {service.source or 'a Vision Transformer'}.",
     )
     _answer_errors(app, service)
-    _api(app, service)
+    _api(app, service, teaches=lessons is not None)
+    if lessons:
+        app.state.lessons = lessons
+        app.include_router(teach_router(lessons, ERRORS))
     _operations(app, service)
     _pages(app)
     return Middleware(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
@@ -230,7 +237,7 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
         return answer(500, "Internal server error; see the server log.", "ServerError")
 
 
-def _api(app: FastAPI, service: Service) -> None:
+def _api(app: FastAPI, service: Service, teaches: bool) -> None:
     settings = service.settings
 
     async def one_upload(request: Request) -> Upload:
@@ -362,6 +369,7 @@ def _api(app: FastAPI, service: Service) -> None:
                 for name, plot in explaining.PICTURES.items()
                 if service.embeds and plot.fits(service.model)
             },
+            "teaches": teaches,
             "samples": _samples(service),
             "similar": service.photos is not None and service.photos.searchable,
         }

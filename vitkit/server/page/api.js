@@ -30,19 +30,24 @@ export class Problem extends Error {
 let askForToken = async () => null;
 export const onUnauthorised = (ask) => { askForToken = ask; };
 
-// GET a path, or POST one or several files to it. A busy server is asked again, and a missing token is asked for.
-export async function call(path, { file, files = file ? [file] : [], signal, tries = 3, onWait } = {}) {
-  const headers = {};
+// GET a path, or POST one or several files or an object as JSON to it. A busy server is asked again, and a missing token
+// is asked for.
+export async function call(path, how = {}) {
+  const { file, files = file ? [file] : [], json, signal, tries = 3, onWait } = how;
+  const headers = { ...how.headers };
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
   let body;
-  if (files.length) {
+  if (json) {
+    body = JSON.stringify(json);
+    headers["Content-Type"] = "application/json";
+  } else if (files.length) {
     body = new FormData();
     for (const one of files) body.append("files", one, one.name || "photo");
   }
   let response;
   try {
-    response = await fetch(path, { method: files.length ? "POST" : "GET", headers, body, signal });
+    response = await fetch(path, { method: body ? "POST" : "GET", headers, body, signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("Offline", "");
@@ -53,7 +58,7 @@ export async function call(path, { file, files = file ? [file] : [], signal, tri
     const given = await askForToken();
     if (given) {
       sessionStorage.setItem("token", given);
-      return call(path, { files, signal, tries: tries - 1, onWait });
+      return call(path, { ...how, tries: tries - 1 });
     }
   }
   const wait = Number(response.headers.get("Retry-After") ?? 0);
@@ -61,7 +66,7 @@ export async function call(path, { file, files = file ? [file] : [], signal, tri
     onWait?.(Math.max(wait, 1));
     await new Promise((resolve) => { setTimeout(resolve, Math.max(wait, 1) * 1000); });
     if (signal?.aborted) throw new DOMException("gone", "AbortError");
-    return call(path, { files, signal, tries: tries - 1, onWait });
+    return call(path, { ...how, tries: tries - 1 });
   }
   throw new Problem(said.kind ?? "ServerError", said.error ?? "", wait);
 }

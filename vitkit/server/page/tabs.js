@@ -11,6 +11,7 @@ const always = () => true;
 
 export const TABS = [
   { name: "photos", title: "Photos", shown: always, load: () => import("./photos.js") },
+  { name: "teach", title: "Teach", style: "teach.css", shown: (model) => model.teaches, load: () => import("./teach.js") },
 ];
 
 const opened = new Map();      // name -> what start() returned, or a promise of it
