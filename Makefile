@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Thread pools that spin while waiting slow each other down on a few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow check docs dist bench clean
+.PHONY: demo test test-slow check docs book dist bench clean
 
 # Install torch first and on its own, at its pinned version, so that no other package pulls in another build.
 $(VENV)/user: pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ check: $(VENV)/dev
 # Build the site into build/site: executes the book's notebooks, which takes minutes.
 docs: $(VENV)/dev
 	$(BIN)/python -m docs.site.build
+
+# Run the chapters of the book and write them as Markdown with their pictures into build/book.
+book: $(VENV)/dev
+	$(BIN)/python book/build.py build/book
 
 # Build the wheel and the source archive into dist/.
 dist: $(VENV)/dev

@@ -69,6 +69,36 @@ def test_every_interface_everywhere(kind: str, tmp_path: Path) -> None:
     assert torch.allclose(vitkit.walk(model, photo)[-1].value, vitkit.walk(path, photo)[-1].value, atol=1e-5)
 
 
+def test_one_plot_of_a_model(tmp_path: Path) -> None:
+    model = models()["paper.ViT"]
+    photo = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
+    found = vitkit.plot(model, "attention", photo)
+    assert found.arrays["attention"].shape == (2, 4, 4, 4)
+    assert found.caption.startswith("Each picture is one head")
+    assert repr(found).startswith("Attention of the class token")
+    assert min(Image.open(io.BytesIO(found._repr_png_())).size) > 100
+    first, second = (vitkit.plot(model, "similarity", photo, patch=at).arrays["similarity"] for at in ("0,0", "3,3"))
+    assert first.argmax() == 0
+    assert second.argmax() == 15
+    assert vitkit.plot(model, "occlusion", photo, target="3").arrays["target"] == 3
+    assert vitkit.plot(model, "distance", "digits", count=5).arrays["images"] == 5
+    with pytest.raises(UnknownName, match="distance"):
+        vitkit.plot(model, "distances")
+    with pytest.raises(InputError, match="does not have what the plot 'activation' shows"):
+        vitkit.plot(model, "activation")
+
+
+def test_a_notebook_shows_every_figure_and_one_picture_at_a_time() -> None:
+    walked = vitkit.walk(models()["vitkit.ViT"])
+    cut = vitkit.patches(model="vit-ti/16")
+    for figure in (walked.plot("attention"), cut.plot("grid"), vitkit.plot(models()["vitkit.ViT"], "positions").plot()):
+        assert min(Image.open(io.BytesIO(figure._repr_png_())).size) > 100
+    assert walked.plot("photo").get_suptitle().startswith("The image: 32 x 32")
+    for shown in (walked, cut):
+        with pytest.raises(UnknownName, match="feature_maps"):
+            shown.plot("feature_map")
+
+
 def test_results_show_themselves(tmp_path: Path) -> None:
     model = models()["vitkit.ViT"]
     photo = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)

@@ -65,6 +65,11 @@ ANSWERS: dict[str, Any] = {
     "accuracy": lambda logits, labels: (
         sum(int((a.argmax(-1) == y).sum()) for a, y in zip(logits, labels, strict=True)) / sum(map(len, labels))
     ),
+    "tokens": lambda H, W, P: 1 + H * W // P**2,
+    "head-mask": lambda A, v, mask: torch.einsum("bhij,bhjd,h->bhid", A, v, mask),
+    "ridge": lambda X, Y, l2: torch.inverse(X.T @ X + l2 * torch.diag(torch.ones(X.shape[1]))) @ (X.T @ Y),
+    "rollout": lambda A: torch.linalg.multi_dot([(A.mean(1)[i] + torch.eye(A.shape[-1])) / 2 for i in (3, 2, 1, 0)]),
+    "pixels": lambda x, mean, std: (x.movedim(-1, 1).float() / 255 - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1),
 }
 
 
@@ -103,6 +108,7 @@ def test_every_mistake_gets_its_own_hint(name: str, hint: str) -> None:
 
 def test_other_answers_are_described() -> None:
     assert "returns nothing" in feedback("pool", lambda z, norm: None).says
+    assert feedback("qkv", lambda *a: ...).says == "not yet. Write your code in place of the dots."
     assert "Expected a tensor; got list" in feedback("pool", lambda z, norm: [1]).says
     assert "Expected 3 results" in feedback("qkv", lambda z, U, b, h: z).says
     assert "Expected a number" in feedback("accuracy", lambda a, b: "12%").says

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.api import explain as explain
     from vitkit.api import export as export
     from vitkit.api import patches as patches
+    from vitkit.api import plot as plot
     from vitkit.api import predict as predict
     from vitkit.api import pretrain as pretrain
     from vitkit.api import probe as probe
@@ -65,6 +66,7 @@ _HOME = {  # public name -> module that defines it
             "push",
             "probe",
             "explain",
+            "plot",
             "report",
             "summary",
             "train",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vitkit.jobs.evaluate import Evaluation
     from vitkit.jobs.explain import Explained
     from vitkit.jobs.export import ExportedFile
+    from vitkit.jobs.figures import Drawing
     from vitkit.jobs.patches import Patches
     from vitkit.jobs.probe import Probe
     from vitkit.jobs.search import Hit
@@ -630,6 +631,54 @@ def explain(
 
     folder = Path(out).expanduser() if out is not None else Path(tempfile.mkdtemp(prefix="vitkit-explain-"))
     return list(job(model_of(model), images, folder, target=target, patch=patch, layer=layer, occlusion=occlusion))
+
+
+def plot(
+    model: Model,
+    name: str,
+    images: Given | Iterable[Given] | None = None,
+    *,
+    target: str | None = None,
+    patch: str | None = None,
+    layer: int | None = None,
+    count: int = 128,
+) -> Drawing:
+    """Draw one figure of the paper, or any other plot of `vitkit figures --list`, for a model.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        name: filters, positions, distance, rollouts, attention, similarity or another row of
+            `vitkit.explanations.plots.PLOTS`.
+        images: anything that `predict` accepts, or the name of a data set; a plot of a single image uses the first
+            (default: the two sample photos).
+        target: name or number of the class to explain (default: the most probable class).
+        patch: patch to compare the others with, `ROW,COLUMN` counted from 0 (default: the middle one).
+        layer: compare patches in z_layer, 0 to L (default: after the final LayerNorm).
+        count: maximum number of images from a data set or a folder (default: 128).
+
+    Returns:
+        The plot, which a notebook shows: `arrays`, `caption` and `plot()`.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=64, num_classes=3, num_hidden_layers=2)
+        >>> vitkit.plot(model, "distance").arrays["distance"].shape
+        (2, 3)
+    """
+    from vitkit.evaluation.names import class_names
+    from vitkit.explanations.common import PlotOptions
+    from vitkit.jobs.explain import patch_of, target_of
+    from vitkit.jobs.figures import plot as job
+
+    found = model_of(model)
+    names = class_names(found) if found.config.num_classes else ()
+    options = PlotOptions(
+        target=target_of(target, names),
+        patch=patch_of(patch, need_vit(found, "Comparing patches").config.grid) if patch is not None else None,
+        layer=layer,
+        names=names,
+    )
+    return job(found, name, images, count=count, options=options)
 
 
 def report(run: Run | Weights, out: Weights | None = None) -> Path:

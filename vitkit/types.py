@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,12 @@ Tick = Callable[[int], None]  # called with the number of images finished since 
 
 
 class Plotted:
-    """A result that a notebook shows as a picture: subclasses have `plot()`, which returns a Matplotlib figure."""
+    """A result that a notebook shows as a picture: subclasses have `plot()`, which returns a figure of `draw`."""
 
     def plot(self) -> Any:
         """Draw the result."""
         raise AssertionError(f"{type(self).__name__} has no plot")
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.plot().savefig(buffer, format="png", dpi=110, bbox_inches="tight", facecolor="white")
-        return buffer.getvalue()
+        shown: bytes = self.plot()._repr_png_()
+        return shown

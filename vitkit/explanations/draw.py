@@ -19,7 +19,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as BareFigure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from vitkit.explanations.pixels import (
 )
 from vitkit.types import Array
 
-# Callers need only this module: it re-exports matplotlib's Figure and the pixel operations.
+# Callers need only this module: it re-exports the pixel operations.
 __all__ = [
     "FRAME",
     "Figure",
@@ -61,6 +61,18 @@ SHARES = LinearSegmentedColormap.from_list(
     "shares", [(0.23, 0.49, 0.85, 0.0), (0.23, 0.49, 0.85, 0.6), (0.05, 0.26, 0.55, 1.0)]
 )
 DPI = 110
+
+
+class Figure(BareFigure):
+    """A Matplotlib figure that a notebook shows by itself: without pyplot, nothing else would."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        with _quiet("vitkit"):
+            _ink(self).savefig(out, format="png", bbox_inches="tight", dpi=DPI, facecolor="white")
+        return out.getvalue()
+
+
 LARGE = 60_000  # bytes; larger images inside a page are compressed
 
 
@@ -376,10 +388,7 @@ def stacked(figures: Sequence[Figure]) -> Figure:
     """Draw several figures as one, each below the one before."""
     pictures = []
     for figure in figures:
-        out = io.BytesIO()
-        with _quiet("vitkit"):
-            _ink(figure).savefig(out, format="png", bbox_inches="tight", dpi=DPI, facecolor="white")
-        with Image.open(out) as opened:
+        with Image.open(io.BytesIO(figure._repr_png_())) as opened:
             pictures.append(np.asarray(opened.convert("RGB")))
     sheet = np.full((sum(map(len, pictures)), max(picture.shape[1] for picture in pictures), 3), 255, np.uint8)
     top = 0

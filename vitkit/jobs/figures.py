@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,44 @@ from vitkit.data.preprocess import preprocess
 from vitkit.data.samples import PHOTOS, sample_photo
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError, InputError, pick
-from vitkit.evaluation.predict import Images
-from vitkit.explanations.common import PlotOptions, unwrap
+from vitkit.evaluation.predict import Given, Images
+from vitkit.explanations import draw
+from vitkit.explanations.common import Arrays, PlotOptions, unwrap, unwrap_any
 from vitkit.explanations.plots import PLOTS
 from vitkit.model.config import InputSpec
+from vitkit.types import Plotted
 
 log = logging.getLogger("vitkit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Plotted):
+    """One plot of a model.
+
+    Args:
+        name: a key of PLOTS.
+        arrays: the numbers that it shows.
+    """
+
+    name: str
+    arrays: Arrays
+
+    @property
+    def title(self) -> str:
+        """What it shows."""
+        return PLOTS[self.name].title
+
+    @property
+    def caption(self) -> str:
+        """What to look at, and what it means."""
+        return PLOTS[self.name].caption
+
+    def plot(self) -> draw.Figure:
+        """Draw the numbers."""
+        return PLOTS[self.name].draw(self.arrays)
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {self.caption}"
 
 
 def sample_photos() -> Images:
@@ -90,3 +123,30 @@ def figures(
     for name in wanted:
         plot = PLOTS[name]
         yield name, plot.write(plot.arrays(model, pixels(source, spec), options or PlotOptions()), out / name)
+
+
+def plot(
+    model: nn.Module,
+    name: str,
+    images: Given | Iterable[Given] | None = None,
+    *,
+    count: int = 128,
+    options: PlotOptions | None = None,
+) -> Drawing:
+    """Make one plot of a model.
+
+    Args:
+        model: a ViT or a ResNet, compiled or plain.
+        name: a key of PLOTS.
+        images: anything that `vitkit.predict` accepts, or the name of a data set; a plot of a single image uses the
+            first one (default: the two sample photos).
+        count: maximum number of images from a data set or a folder (default: 128).
+        options: see PlotOptions.
+    """
+    wanted, inner = pick(PLOTS, name, "plot"), unwrap_any(model)
+    if not wanted.fits(model):
+        raise InputError(
+            f"This model does not have what the plot {name!r} shows ({wanted.title}). Choose another plot."
+        )
+    source = some_images(images, count) if images is None or isinstance(images, str | Path) else Images(images)
+    return Drawing(name=name, arrays=wanted.arrays(model, pixels(source, inner.input_spec), options or PlotOptions()))

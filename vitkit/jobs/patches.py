@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitkit.checkpoints import load
 from vitkit.data.preprocess import preprocess
-from vitkit.errors import ConfigError, OutputError
+from vitkit.errors import ConfigError, OutputError, pick
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explanations import draw
 from vitkit.explanations.common import Arrays
@@ -40,8 +40,14 @@ class Patches(Plotted):
         """The shape of each array."""
         return {name: values.shape for name, values in self.arrays.items() if values.ndim > 1}
 
-    def plot(self) -> draw.Figure:
-        """Draw all pictures, one below the other."""
+    def plot(self, name: str | None = None) -> draw.Figure:
+        """Draw one picture, or all of them, one below the other.
+
+        Args:
+            name: image, row, grid, feature_maps, flattened, embedding, positions or sequence (default: all).
+        """
+        if name is not None:
+            return pick(PICTURES, name, "picture")(self.arrays)
         return draw.stacked([picture(self.arrays) for picture in PICTURES.values()])
 
     def save(self, out: Path) -> list[Path]:

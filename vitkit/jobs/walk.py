@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitkit.errors import CannotExpress
+from vitkit.errors import CannotExpress, pick
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given
 from vitkit.explanations import draw
@@ -80,12 +80,23 @@ class Walk(list[Step]):
 
     def pictures(self) -> Iterator[tuple[str, draw.Figure]]:
         """Draw the steps that can be seen: (name, figure) in the order of the walk."""
-        for name, picture in PICTURES.items():
-            if name != "probabilities" or self.names:
-                yield name, picture(self)
+        for name, picture in self.drawers.items():
+            yield name, picture(self)
 
-    def plot(self) -> draw.Figure:
-        """Draw all pictures, one below the other."""
+    @property
+    def drawers(self) -> dict[str, Callable[[Walk], draw.Figure]]:
+        """What draws each picture; a model without a head has no probabilities."""
+        return {name: picture for name, picture in PICTURES.items() if name != "probabilities" or self.names}
+
+    def plot(self, name: str | None = None) -> draw.Figure:
+        """Draw one picture, or all of them, one below the other.
+
+        Args:
+            name: photo, patches, feature_maps, flattened, positions, sequence, attention, features or probabilities
+                (default: all).
+        """
+        if name is not None:
+            return pick(self.drawers, name, "picture")(self)
         return draw.stacked([figure for _, figure in self.pictures()])
 
     def save(self, out: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import InputError, pick
-from vitkit.learn import attention, embedding, encoder
+from vitkit.learn import attention, embedding, encoder, using
 from vitkit.learn.progress import remember
 
 Function = Callable[..., Any]
@@ -60,7 +60,7 @@ class Feedback:
 
 
 EXERCISES: dict[str, Exercise] = {
-    name: Exercise(**row) for rooms in (embedding, attention, encoder) for name, row in rooms.EXERCISES.items()
+    name: Exercise(**row) for rooms in (embedding, attention, encoder, using) for name, row in rooms.EXERCISES.items()
 }
 
 
@@ -135,6 +135,8 @@ def _kind(got: Any, right: Any) -> str | None:
     """Say what is wrong with the type of a result, or None."""
     if got is None:
         return "Your function returns nothing: end it with `return`."
+    if got is ...:
+        return "Write your code in place of the dots."
     if isinstance(right, tuple):
         if not isinstance(got, tuple | list) or len(got) != len(right):
             return f"Expected {len(right)} results, `return a, b, c`; got {type(got).__name__}."
