@@ -15,6 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+
+from book import build as chapters
 from docs.site import reference
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,7 +33,7 @@ def pages() -> dict[Path, Path]:
     found |= {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
     found |= {ROOT / name: Path(name.lower()) for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
     found |= {path: Path("examples") / path.name for path in sorted((ROOT / "examples").glob("*.md"))}
-    found |= {path: Path("book") / f"{path.stem}.md" for path in sorted((ROOT / "book").glob("*.ipynb"))}
+    found |= {path: Path("book") / f"{path.stem}.md" for path in chapters.CHAPTERS}
     return found
 
 
@@ -100,13 +103,9 @@ def gather(folder: Path, book: bool = True) -> None:
     put(Path("reference/python.md"), reference.python())
     shutil.copytree(ROOT / "docs" / "pictures", folder / "pictures")
     shutil.copytree(Path(__file__).with_name("assets"), folder / "assets")
-    if book:
-        chapters(places)
-
-
-def chapters(places: dict[Path, Path]) -> None:
-    """Execute the notebooks and write them as pages."""
-    return
+    for path in chapters.CHAPTERS:
+        notebook = chapters.run(path) if book else nbformat.read(path, as_version=4)
+        chapters.markdown(notebook, folder / "book", path.stem, docs="../")
 
 
 def finish(folder: Path) -> int:
