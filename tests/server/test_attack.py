@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from benchmarks.fuzz_serve import bomb, good, multipart, parse, picture, request, save_tiny, send, serving
 from tests.server.conftest import files, photo
 from vitkit.errors import Busy, ConfigError
-from vitkit.server.fair import LARGE, Budget, FairPool
+from vitkit.server.fair import LARGE, NICE, Budget, FairPool, trim
 
 JSON = {"Content-Type": "application/json"}
 
@@ -70,28 +72,27 @@ def test_the_budget_of_a_client() -> None:
     assert not budget.held
 
 
-def test_clients_take_turns_and_small_images_come_first() -> None:
-    pool, order, hold, end = FairPool(2), list[str](), threading.Event(), threading.Event()
-    pool.submit("x", LARGE + 1, end.wait)  # one thread is left for the rest
-    pool.submit("x", 0, hold.wait)
+@pytest.mark.parametrize("least", [0, LARGE + 1])
+def test_clients_take_turns_and_small_images_come_first(least: int) -> None:
+    pool, order, hold = FairPool(1), list[str](), threading.Event()
+    pool.submit("x", least, hold.wait)
     done = [
-        pool.submit(client, size, lambda client=client, size=size: order.append(f"{client}{size}"))
+        pool.submit(client, least + size, lambda client=client, size=size: order.append(f"{client}{size}"))
         for client, size in (("a", 9), ("a", 8), ("a", 1), ("b", 5), ("c", 7), ("b", 6))
     ]
     hold.set()
     for one in done:
         one.result(10)
     assert order == ["a1", "b5", "c7", "a8", "b6", "a9"]
-    cancelled = pool.submit("a", 0, lambda: order.append("never"))
-    failed = pool.submit("a", 0, lambda: 1 // 0)
+    failed = pool.submit("a", least, lambda: 1 // 0)
     assert isinstance(failed.exception(10), ZeroDivisionError)
-    end.set()
+    last = pool.submit("a", least, lambda: "answered")
     pool.shutdown()
-    assert cancelled.done()
+    assert last.done()
 
 
 def test_large_images_leave_a_thread_for_others() -> None:
-    pool, hold = FairPool(2), threading.Event()
+    pool, hold = FairPool(1), threading.Event()
     large = [pool.submit("a", LARGE + 1, hold.wait) for _ in range(4)]
     other = pool.submit("b", LARGE + 1, hold.wait)
     assert pool.submit("b", 1, lambda: "small").result(10) == "small"
@@ -101,6 +102,108 @@ def test_large_images_leave_a_thread_for_others() -> None:
     hold.set()
     assert all(one.cancelled() or one.result(10) for one in (*large, other))
     pool.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_large_images_have_a_lower_priority() -> None:
+    """So that on a busy machine the event loop, the model and small images go first."""
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    pool, mine = FairPool(2), priority()
+    found = [pool.submit("a", size, priority).result(10) for size in (0, LARGE, LARGE + 1)]
+    assert found == [mine, mine, min(mine + NICE, 19)]
+    assert priority() == mine  # not the whole process
+    pool.shutdown()
+
+
+def test_the_app_sees_a_request_only_when_all_of_it_has_arrived(client_with) -> None:
+    """Hundreds of requests that send a byte now and then would each wake the app for every byte."""
+    import asyncio
+
+    middleware, seen, sent = client_with().app, [], []
+    inner = middleware.app
+
+    async def app(scope, receive, send) -> None:
+        seen.append(scope["path"])
+        await inner(scope, receive, send)
+
+    middleware.app = app
+    body, headers = multipart(photo())
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/predict",
+        "raw_path": b"/v1/predict",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost"), *((k.lower().encode(), v.encode()) for k, v in headers.items())],
+        "client": ("10.0.0.1", 1),
+        "app": None,
+    }
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    async def answer(*parts: dict) -> None:
+        left = iter(parts)
+
+        async def receive() -> dict:
+            assert seen == []  # until the last part
+            return next(left)
+
+        await middleware(scope, receive, send)
+
+    pieces = [{"type": "http.request", "body": body[i : i + 1], "more_body": True} for i in range(len(body))]
+    asyncio.run(answer(*pieces, {"type": "http.disconnect"}))
+    assert seen == []
+    assert sent[0]["status"] == 400
+    sent.clear()
+    asyncio.run(answer(*pieces[:-1], pieces[-1] | {"more_body": False}))
+    assert seen == ["/v1/predict"]
+    assert sent[0]["status"] == 200
+    assert middleware.held == 0
+
+
+def test_the_client_with_the_most_slow_requests_makes_room(client_with) -> None:
+    from vitkit.server.middleware import RequestContext
+
+    middleware = client_with(max_requests=4).app
+    made = [RequestContext(middleware, None, None, 1e9, client) for client in ("honest", "a", "a", "b", "honest")]
+    for one in made:
+        one.arrive()
+    assert [one.client for one in middleware.arriving] == ["honest", "a", "b", "honest"]
+    assert made[1].why
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc gives memory back on request")
+def test_memory_is_given_back_soon_after_large_requests(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from vitkit.server import middleware as module
+
+    trimmed = []
+    monkeypatch.setattr(module, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(module, "TRIM_SECONDS", 0.01)
+    app = client_with().app
+
+    async def serve(*sizes: int) -> None:
+        for size in sizes:
+            app.tidy(size)
+        await asyncio.sleep(0.3)
+
+    asyncio.run(serve(10, module.LARGE_BODY))
+    assert trimmed == []
+    asyncio.run(serve(module.LARGE_BODY + 1, module.LARGE_BODY + 1, 10))
+    assert trimmed == [1]  # once for many
+    app.service.untidy = True  # as after a large image
+    asyncio.run(serve(10))
+    assert trimmed == [1, 1]
+
+
+def test_memory_can_be_given_back() -> None:
+    trim()  # whatever the C library
 
 
 def slow(port: int, source: str = "127.0.0.1") -> socket.socket:

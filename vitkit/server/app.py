@@ -345,7 +345,10 @@ def _api(app: FastAPI, service: Service, teaches: bool) -> None:
         "/v1/photos/{number}",
         tags=["model"],
         response_class=Response,
-        responses={200: {"content": {"image/jpeg": {}}, "description": "The photo."}, 401: ERRORS[401]},
+        responses={
+            200: {"content": {"image/jpeg": {}, "image/png": {}}, "description": "The photo."},
+            **{code: ERRORS[code] for code in (401, 422)},
+        },
     )
     async def photo(number: Annotated[int, Path(ge=0, lt=2**31)], thumbnail: bool = False) -> Response:
         """A photo that the model was made with, if the server may show them."""

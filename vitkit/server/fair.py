@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import heapq
 import itertools
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from vitkit.errors import Busy
@@ -16,33 +20,29 @@ from vitkit.errors import Busy
 T = TypeVar("T")
 
 
-LARGE = 16_000_000  # pixels; larger images may not take the last thread, because they take seconds
+LARGE = (
+    2_000_000  # pixels; larger images have threads of their own, because they take from a tenth of a second to seconds
+)
+NICE = 10  # how much less of a busy processor those threads get than the model and the small images
 
 
-class FairPool:
+class Lane:
     """Threads that take work from each client in turn, and the smallest work of a client first.
 
     Args:
-        threads: number of threads; at least two are made, one of which large work never takes.
+        threads: number of threads.
+        name: what they are called.
+        start: called first in each of them.
     """
 
-    def __init__(self, threads: int) -> None:
-        threads = max(threads, 2)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="vitkit-decode")
-        self._most_large, self._large = threads - 1, 0  # large works that may run, and that are running
-        self._put_off = 0  # calls of _next that found only large work
+    def __init__(self, threads: int, name: str, start: Callable[[], None] = lambda: None) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=start)
         self._lock = threading.Lock()
         self._count = itertools.count()
         self._waiting: dict[str, list[tuple[int, int, Future[Any], Callable[[], Any]]]] = {}  # heaps, next client first
 
     def submit(self, client: str, size: int, work: Callable[[], T]) -> Future[T]:
-        """Add work.
-
-        Args:
-            client: whose it is.
-            size: what it costs, compared with other work of the same client.
-            work: the function to call.
-        """
+        """Add work; see `FairPool.submit`."""
         future: Future[T] = Future()
         with self._lock:
             heapq.heappush(self._waiting.setdefault(client, []), (size, next(self._count), future, work))
@@ -51,31 +51,69 @@ class FairPool:
 
     def _next(self) -> None:
         with self._lock:
-            free = self._large < self._most_large
-            client = next((one for one, heap in self._waiting.items() if free or heap[0][0] <= LARGE), None)
-            if client is None:
-                self._put_off += 1
-                return
+            client = next(iter(self._waiting))
             heap = self._waiting.pop(client)
-            size, _, future, work = heapq.heappop(heap)
+            _, _, future, work = heapq.heappop(heap)
             if heap:
                 self._waiting[client] = heap  # behind all other clients
-            self._large += size > LARGE
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())
             except BaseException as error:  # it belongs to whoever waits for the result
                 future.set_exception(error)
-        if size > LARGE:
-            with self._lock:
-                self._large -= 1
-                again, self._put_off = self._put_off, 0
-            for _ in range(again):
-                self._next()
 
     def shutdown(self) -> None:
         """Finish all work, then end the threads."""
         self._pool.shutdown()
+
+
+class FairPool:
+    """Two lanes for decoding: small images never wait for large ones, and large ones run at a lower priority.
+
+    Args:
+        threads: threads for small images; large ones have one thread less, but at least one.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._small = Lane(threads, "vitkit-decode")
+        self._large = Lane(max(1, threads - 1), "vitkit-decode-large", lower_priority)
+
+    def submit(self, client: str, size: int, work: Callable[[], T]) -> Future[T]:
+        """Add work.
+
+        Args:
+            client: whose it is.
+            size: pixels to decode.
+            work: the function to call.
+        """
+        return (self._large if size > LARGE else self._small).submit(client, size, work)
+
+    def shutdown(self) -> None:
+        """Finish all work, then end the threads."""
+        self._small.shutdown()
+        self._large.shutdown()
+
+
+def lower_priority() -> None:
+    """Let all other threads of this process go first when the processors are busy. Linux has priorities of threads."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # a container may forbid it
+            lower = min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICE, 19)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lower)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim if sys.platform == "linux" else None
+    except (OSError, AttributeError):  # another C library
+        return None
+
+
+def trim() -> None:
+    """Give the memory of large requests back to the system, which glibc otherwise keeps for later. Runs in a thread."""
+    if (function := _malloc_trim()) is not None:
+        function(0)
 
 
 class Budget:

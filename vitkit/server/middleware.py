@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit.errors import BadImage, Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
+from vitkit.server.fair import trim
 from vitkit.server.service import Service
 from vitkit.server.settings import LOCAL
 from vitkit.server.uploads import WrongType
@@ -45,6 +47,8 @@ SECRET = ("/v1/", "/metrics", "/openapi.json")  # answered only with the token
 HEAD_BYTES, HEAD_LINES = 32 * 1024, 100  # of the head of a request
 # How much of a refused body is read before the answer is sent: bytes, seconds in all, seconds without data.
 DISCARD = 64 * 2**20, 5.0, 0.5
+LARGE_BODY = 2**20  # bytes
+TRIM_SECONDS = 1.0  # how soon memory is given back after a large request
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -94,6 +98,7 @@ class Middleware:
         self.held = 0  # bytes of all bodies
         self.accepted = 0  # requests since the start
         self.answered = 0
+        self.trimming = False  # whether memory will be given back soon
         self.advised = False  # whether the log has said how to allow a host name
         self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
         # Protects against DNS rebinding: a page of another site whose name was pointed at this machine.
@@ -105,22 +110,37 @@ class Middleware:
             await self.app(scope, receive, send)
             return
         start, path = time.perf_counter(), scope["path"] if scope["path"] in self.paths else "other"
-        context = RequestContext(self, receive, send, time.monotonic() + self.settings.body_seconds)
+        client = (scope.get("client") or ("",))[0]
+        context = RequestContext(self, receive, send, time.monotonic() + self.settings.body_seconds, client)
         self.accepted += 1
         self.service.metrics.in_progress.inc()
         try:
             await self.check(scope, receive, context)
+            if scope["method"] == "POST" and path != "other":
+                await context.gather()
             await self.app(scope, context.receive, context.send)
         except VitkitError as error:
             if not context.status:
                 await error_response(error, self.service)(scope, context.receive, context.send)
         finally:
             context.leave()
+            self.tidy(context.size)
             self.service.metrics.in_progress.dec()
             if context.complete:
                 self.answered += 1
                 self.service.metrics.requests.labels(path, str(context.status)).inc()
                 self.service.metrics.seconds.labels(path).observe(time.perf_counter() - start)
+
+    def tidy(self, size: int) -> None:
+        """Soon after a large request, give its memory back to the system."""
+        self.service.untidy |= size > LARGE_BODY
+        if self.service.untidy and not self.trimming:
+            loop, self.trimming = asyncio.get_running_loop(), True
+            loop.call_later(TRIM_SECONDS, loop.run_in_executor, None, self._trim)
+
+    def _trim(self) -> None:
+        self.trimming = self.service.untidy = False
+        trim()
 
     async def check(self, scope: Scope, receive: Receive, context: RequestContext) -> None:
         """Refuse a request for what its head says, before its body is read."""
@@ -214,12 +234,14 @@ class RequestContext:
         read: the server's `receive`.
         write: the server's `send`.
         deadline: when its body must have arrived, by `time.monotonic`.
+        client: the address that it comes from.
     """
 
     middleware: Middleware
     read: Receive
     write: Send
     deadline: float
+    client: str = ""
     size: int = 0  # bytes of its body so far
     more: bool = True  # whether there is more to come
     status: int = 0  # of the answer; 0 until it starts
@@ -228,13 +250,25 @@ class RequestContext:
     working: bool = False  # whether it has one of the places for requests in progress
     timer: asyncio.Timeout | None = None  # of the part that is being waited for
     why: str = ""  # why it was evicted
+    parts: deque[Message] = field(default_factory=deque)  # of the body, that `gather` has read
 
     def arrive(self) -> None:
-        """Begin to receive the body; if too many are arriving, the one that began first makes room."""
+        """Begin to receive the body; if too many are arriving, the oldest of the client with the most makes room."""
         arriving, most = self.middleware.arriving, self.middleware.settings.max_requests
         while len(arriving) >= most:
-            next(iter(arriving)).evict("many requests are arriving, and this one was the slowest to arrive")
+            greedy = Counter(one.client for one in arriving).most_common(1)[0][0]
+            oldest = next(one for one in arriving if one.client == greedy)
+            oldest.evict("many requests are arriving, and this one was the slowest to arrive")
         arriving[self] = None
+
+    async def gather(self) -> None:
+        """Read the whole body before the app sees the request: one that never ends costs no more than its bytes."""
+        while self.more:
+            message = await self._read()
+            if message["type"] == "http.disconnect":
+                self.more = False
+                raise RequestError("The client disconnected before it had sent the whole request.")
+            self.parts.append(message)
 
     def work(self) -> None:
         """Take a place among the requests in progress, now that the body is complete.
@@ -267,7 +301,10 @@ class RequestContext:
         self.middleware.in_progress -= self.working
 
     async def receive(self) -> Message:
-        """Read the next part of the body."""
+        """Return the next part of the body."""
+        return self.parts.popleft() if self.parts else await self._read()
+
+    async def _read(self) -> Message:
         if not self.more:
             return await self.read()  # returns when the client disconnects
         try:

@@ -30,7 +30,7 @@ from vitkit.model.known import Judged
 from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
-from vitkit.server.fair import Budget, FairPool
+from vitkit.server.fair import LARGE, Budget, FairPool
 from vitkit.server.metrics import Metrics
 from vitkit.server.photos import Photos
 from vitkit.server.settings import Settings
@@ -87,6 +87,7 @@ class Service:
         self.judged = judged
         self.metrics, self.batcher = Metrics(), batcher
         self.ready = self.stopping = False
+        self.untidy = False  # whether large requests may have left memory behind that nobody uses
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
         self.pool = FairPool(self.settings.threads)
         most = self.settings.max_request_megapixels * 1e6
@@ -173,7 +174,9 @@ class Service:
                     measuring = self.pool.submit(client, 0, partial(measure_all, uploads, self.spec, self.settings))
                     found: list[Any] = await asyncio.wrap_future(measuring)  # of each image its size, pixels, result
                     places = [i for i, one in enumerate(found) if isinstance(one, int)]
-                    with self.budget.reserve(client, sum(found[i] for i in places)):
+                    total = sum(found[i] for i in places)
+                    self.untidy |= total > LARGE
+                    with self.budget.reserve(client, total):
                         decoding = (
                             self.pool.submit(client, found[i], partial(to_pixels, uploads[i], self.spec))
                             for i in places
