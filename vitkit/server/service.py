@@ -175,13 +175,13 @@ class Service:
                     found: list[Any] = await asyncio.wrap_future(measuring)  # of each image its size, pixels, result
                     places = [i for i, one in enumerate(found) if isinstance(one, int)]
                     total = sum(found[i] for i in places)
-                    self.untidy |= total > LARGE
                     with self.budget.reserve(client, total):
                         decoding = (
                             self.pool.submit(client, found[i], partial(to_pixels, uploads[i], self.spec))
                             for i in places
                         )
                         decoded = await asyncio.gather(*map(asyncio.wrap_future, decoding), return_exceptions=True)
+                    self.untidy |= total > LARGE
                     for i, one in zip(places, decoded, strict=True):
                         if isinstance(one, BaseException) and not isinstance(one, VitkitError):
                             raise one
