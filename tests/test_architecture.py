@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime": {"errors", "cpu_features"},
     "evaluation": {"errors", "model", "data", "runtime", "explanations.draw"},
-    "features": {"errors", "model", "data", "runtime", "speed.frozen"},
+    "features": {"errors", "model", "data", "evaluation.labels", "runtime", "speed.frozen"},
     "training": {"errors", "model", "data", "checkpoints", "evaluation", "runtime"},
     "reports": {"errors", "data", "evaluation", "explanations", "features", "training.run_folder"},
     "jobs": {

@@ -147,6 +147,21 @@ FAULTS: dict[str, Fault] = {
     "a tie counts as better": fault(
         "training/stopping.py", "0 if better else", "0 if new_best else", "training/test_stopping.py"
     ),
+    "ties in average precision come one by one": fault(
+        "evaluation/labels.py", "np.append(np.diff(p[order]) != 0, True)", "p[order] > -1", "evaluation/test_labels.py"
+    ),
+    "a threshold lies on the last probability that it accepts": fault(
+        "evaluation/labels.py",
+        "(accepted + np.append(accepted[1:], 0.0)) / 2",
+        "accepted",
+        "evaluation/test_labels.py",
+    ),
+    "the average gets the thresholds of the last weights": fault(
+        "training/loop.py", 'self._set_thresholds("ema")', 'self._set_thresholds("last")', "training/test_labels.py"
+    ),
+    "labels of a mixed image are not mixed": fault(
+        "data/mix.py", "(1 - weight[:, None]) * others", "(1 - weight[:, None]) * labels", "data/test_labels.py"
+    ),
     "validation's top-5 counts six": fault(
         "training/objectives.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"
     ),

@@ -162,7 +162,7 @@ def pretrained(kind: type[Any], source: str | Path, *, use_mask_token: bool = Fa
     vit = load(source, **changes)
     if kind is huggingface.ViTModel and vit.config.num_classes:
         vit.config = dataclasses.replace(vit.config, num_classes=0)
-        vit.input_spec = dataclasses.replace(vit.input_spec, class_names=())
+        vit.input_spec = vit.input_spec.of_images
         vit.head = nn.Identity()
     elif kind is huggingface.ViTForImageClassification and not vit.config.num_classes:
         vit = load(source, **{"num_classes": 2, **changes})  # as the hub: a new head, and a note that says so

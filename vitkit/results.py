@@ -15,6 +15,11 @@ from vitkit.types import Plotted
 NAMES = {"train": ("train_loss", "train_acc"), "val": ("test_loss", "test_acc")}  # the lessons' words
 
 
+def _score(row: dict[str, Any]) -> float:
+    """Return the accuracy or mAP of a line of metrics; NaN if it has none."""
+    return float(next((row[name] for name in ("accuracy", "top1", "mean_ap") if name in row), math.nan))
+
+
 class Run(Plotted):
     """A run folder: what `vitkit.train` returns.
 
@@ -35,7 +40,7 @@ class Run(Plotted):
 
         The `test` values are those of the validation part, with the weights at the end of the epoch; without such a
         part they are empty. A run of many epochs is measured every few epochs. Where answers are neither right nor
-        wrong, as in a regression, accuracies are NaN.
+        wrong, as in a regression, accuracies are NaN. With several labels per image, test_acc is the mAP.
         """
         rows = self.folder.metrics()
         epochs = [row for row in rows if row.get("event") == "epoch"]
@@ -44,7 +49,7 @@ class Run(Plotted):
             "train_loss": [row["loss"] for row in epochs],
             "train_acc": [row.get("accuracy", math.nan) for row in epochs],
             "test_loss": [row["loss"] for row in tested],
-            "test_acc": [row.get("top1", math.nan) for row in tested],
+            "test_acc": [_score(row) for row in tested],
         }
 
     def curves(self) -> dict[str, tuple[list[int], list[float]]]:
@@ -52,7 +57,7 @@ class Run(Plotted):
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row in self.folder.metrics():
             if row.get("event") in NAMES and row.get("weights", "last") == "last":
-                values = (row["loss"], row.get("accuracy" if row["event"] == "train" else "top1", math.nan))
+                values = (row["loss"], _score(row))
                 for name, value in zip(NAMES[row["event"]], values, strict=True):
                     steps, numbers = found.setdefault(name, ([], []))
                     steps.append(row["step"])

@@ -282,13 +282,16 @@ def test_the_headline() -> None:
     assert said["accuracy"] == "87.6%"
     assert said["says"] == "1,081 of 1,234 images of the test split are classified correctly."
     assert said["means"] == "On other images of this kind, expect 80.0% to 92.5% (95% confidence interval)."
-    assert said["confuses"] == "pizza taken for steak: 3 of 25 images."
-    assert said["sure"] == (
+    assert dict(said["facts"])["What it confuses"] == "pizza taken for steak: 3 of 25 images."
+    assert dict(said["facts"])["How sure to be"] == (
         "When it is at least 90% sure, it is right on 9 of 10 images. "
         "When it is less sure, it is right on 2 of 4 images."
     )
     assert how_sure(found["reliability"][:1]) == "It is never 90% sure; it is right on 2 of 4 images."
-    assert verdict({**found, "confused": []})["confuses"] == "It confuses no classes on these images."
+    assert (
+        dict(verdict({**found, "confused": []})["facts"])["What it confuses"]
+        == "It confuses no classes on these images."
+    )
 
 
 def test_points_of_the_reliability_diagram_stand_for_enough_images() -> None:

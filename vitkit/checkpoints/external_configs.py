@@ -66,6 +66,7 @@ KNOWN_ARGUMENTS = {
     *("class_token", "reg_tokens", "no_embed_class", "qkv_bias", "init_values", "fc_norm", "weight_init"),
     *("dynamic_img_size", "drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
 }
+SEVERAL = "multi_label_classification"  # transformers' problem_type for any number of labels per image
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 Fields = dict[str, Any]
 
@@ -104,6 +105,9 @@ def _read_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any
     if names := _labels(config.get("id2label")):
         spec["class_names"] = names
     own = config.get("vitkit")
+    if config.get("problem_type") == SEVERAL and isinstance(config.get("id2label"), Mapping):
+        stated = own.get("thresholds") if isinstance(own, Mapping) else None
+        spec["thresholds"] = tuple(stated or (0.5,) * len(config["id2label"]))
     if isinstance(own, Mapping):
         spec |= {name: own[name] for name in ("channels", "backend") if name in own}
         exact = own.get("crop")  # the edge in pixels does not determine the exact share
@@ -342,8 +346,9 @@ def write_config(config: Config, spec: InputSpec, dialect: str) -> Fields:
 
 
 def _of_spec(spec: InputSpec) -> Fields:
-    """Return what a preprocessor_config.json cannot say exactly."""
-    return {"channels": spec.channels, "backend": spec.backend, "crop": spec.crop}
+    """Return what a preprocessor_config.json cannot say exactly, and the thresholds of labels."""
+    thresholds = {"thresholds": list(spec.thresholds)} if spec.several else {}
+    return {"channels": spec.channels, "backend": spec.backend, "crop": spec.crop, **thresholds}
 
 
 def _plain_size(size: int | tuple[int, int]) -> int | list[int]:
@@ -358,6 +363,7 @@ def _names(config: Config, spec: InputSpec) -> Fields:
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
+        **({"problem_type": SEVERAL} if spec.several else {}),
     }
 
 

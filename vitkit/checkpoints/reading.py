@@ -49,7 +49,7 @@ FACTS = (
     "initializer_range",
     "standardisation",
 )
-SPEC = ("mean", "std", "resize", "crop", "interpolation", "channels", "backend", "class_names")
+SPEC = ("mean", "std", "resize", "crop", "interpolation", "channels", "backend", "class_names", "thresholds")
 
 
 @dataclass(frozen=True)
@@ -333,6 +333,8 @@ def _understood(
         if names and len(names) == of_model.get("num_classes"):
             of_input.setdefault("class_names", names)
         prepared.pop("class_names", None)
+    if len(prepared.get("thresholds", ())) != config.num_classes:
+        prepared.pop("thresholds", None)
     return config, _input_spec(config, {"size": config.image_hw, **prepared})
 
 
@@ -369,7 +371,7 @@ def _changed(found: Checkpoint, of_model: Fields, of_input: Fields) -> Checkpoin
         if own.image_hw != config.image_hw or "image_size" in changes:
             fields["size"] = config.image_hw
         if own.num_classes != config.num_classes:
-            fields["class_names"] = ()
+            fields["class_names"] = fields["thresholds"] = ()
         if own.num_channels != config.num_channels:
             del fields["channels"]
         if of_input.get("resize") == "squash":

@@ -59,6 +59,14 @@ def convert(
     print(f"wrote {destination} ({to}, {sum(p.numel() for p in model.parameters()):,} parameters)")
     if model.licence:
         print(f"licence: {model.licence}. It applies to the new file too: pass its terms on with the weights.")
+    if model.input_spec.several and to != "native":
+        folder = checkpoints.DIALECTS[to].suffixes == ("",)
+        what = "transformers has no thresholds" if folder else f"{to} files cannot say that outputs are labels"
+        where = "config.json" if folder else f"{Path(destination).name}.vitkit.json"
+        print(
+            f"note: {what}: vitkit keeps them in {where}. Elsewhere, compare the sigmoid of each output with "
+            f"its threshold."
+        )
     if not verify:
         return
     from vitkit.jobs.convert import prove

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # maximum number of lines per section; --json prints all
 
+CONFLICT = "The same photo with more than one label"
+
 
 @loads_weights
 def doctor(
@@ -116,15 +118,23 @@ def show(report: Report) -> None:
     classes = list(dict.fromkeys(name for counts in report.classes.values() for name in counts))
     largest = max(classes, key=lambda n: max(counts.get(n, 0) for counts in report.classes.values()), default="")
     shown = classes if len(classes) <= SHOWN else [*classes[: SHOWN - 1], largest]
+    word = "label" if report.combinations else "class"
     print_table(
-        ["class", *(f"{split}#" for split in report.images)],
+        [word, *(f"{split}#" for split in report.images)],
         [[name, *(counts.get(name, 0) for counts in report.classes.values())] for name in dict.fromkeys(shown)]
         + [["all", *report.images.values()]],
     )
     if len(classes) > SHOWN:
-        print(f"({len(classes)} classes; only the first ones and the largest are shown)")
+        print(f"({len(classes)} in all; only the first ones and the largest are shown)")
+    for split, counts in report.combinations.items():
+        print(f"{split}: {report.sources[split].spoken()}.")
+        common = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:5])
+        print(f"{split}: {len(counts)} combinations of labels; the most frequent: {common}.")
     if report.imbalance is not None:
-        print(f"Class balance: the largest class has {report.imbalance:.3g} times as many images as the smallest.")
+        print(
+            f"{word.capitalize()} balance: the largest {word} has {report.imbalance:.3g} times as many images as the "
+            f"smallest."
+        )
     for word, (least, median, most) in report.sizes.items():
         print(f"{word.capitalize()}: {least:g} to {most:g} px, median {median:g}.")
     print("Formats: " + ", ".join(f"{count} {kind}" for kind, count in report.modes.items()) + ".")
@@ -151,7 +161,7 @@ def show(report: Report) -> None:
             )
         if len(report.suspects) > SHOWN:
             print(f"  ... and {len(report.suspects) - SHOWN} more (--json lists all)")
-    _groups("The same photo with more than one label", conflicts)
+    _groups("The same photo with different labels" if report.combinations else CONFLICT, conflicts)
     for level, title in (("note", "About the data set"), ("bad", "Problems of the data set")):
         problems = [problem for problem in report.problems if problem.level == level]
         if problems:

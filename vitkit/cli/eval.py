@@ -12,6 +12,7 @@ import typer
 from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, Precision, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
+    from vitkit.evaluation.labels import LabelMeasures
     from vitkit.jobs.evaluate import Evaluation
 
 CLASSES = 30  # rows of the printed table; the files hold every class
@@ -118,12 +119,16 @@ def show(found: Evaluation, worst: int) -> None:
         worst: number of wrong predictions to list.
     """
     from vitkit.cli.text import print_table
+    from vitkit.evaluation.labels import LabelMeasures
 
     m = found.measures
     print(
         f"{found.weights} on {found.part} of {found.data}: {m.n:,} images, {m.n / found.seconds:,.1f} images/s, "
         f"{found.precision}"
     )
+    if isinstance(m, LabelMeasures):
+        show_labels(m, worst)
+        return
     print(
         f"top-1     {m.top1:.4f}   95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}   ({round(m.top1 * m.n)} of {m.n})"
     )
@@ -147,3 +152,61 @@ def show(found: Evaluation, worst: int) -> None:
         print("Most confident errors:")
         for wrong in m.worst[:worst]:
             print(f"  {wrong.image}: {wrong.truth}, predicted {wrong.predicted} ({wrong.confidence:.1%})")
+
+
+def show_labels(m: LabelMeasures, worst: int) -> None:
+    """Print the measures of a model that gives an image any number of labels.
+
+    Args:
+        m: the measures.
+        worst: number of mistakes to list.
+    """
+    from vitkit.cli.text import print_table
+
+    print(f"mAP       {m.mean_ap:.4f}   95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}")
+    low, high = m.micro_f1_ci95
+    print(f"micro F1  {m.micro_f1:.4f}   95% interval {low:.4f} to {high:.4f}   at the model's thresholds")
+    print(f"macro F1  {m.macro_f1:.4f}")
+    print(f"exact     {m.exact:.4f}   images that get exactly their labels ({round(m.exact * m.n)} of {m.n})")
+    print(f"NLL       {m.nll:.4f}   binary cross-entropy, summed over the labels")
+    seen = sorted(m.per_class, key=lambda score: (score.ap is None, score.ap))
+    rows: list[list[object]] = [
+        [
+            s.name,
+            "" if s.ap is None else f"{s.ap:.3f}",
+            "" if s.ap_ci95 is None else f"{s.ap_ci95[0]:.3f} to {s.ap_ci95[1]:.3f}",
+            *(f"{value:.3f}" for value in (s.threshold, s.precision, s.recall, s.f1)),
+            s.support,
+            s.predicted,
+        ]
+        for s in seen
+    ]
+    print_table(
+        [
+            "label (worst first)",
+            "AP#",
+            "95% interval#",
+            "threshold#",
+            "precision#",
+            "recall#",
+            "F1#",
+            "images#",
+            "predicted#",
+        ],
+        rows[:CLASSES],
+    )
+    if len(rows) > CLASSES:
+        print(f"({len(rows) - CLASSES} more labels with a higher AP)")
+    if m.without:
+        print(
+            f"{len(m.without)} of the {len(m.per_class)} labels have no image here, so mAP leaves them out: "
+            f"{', '.join(m.without[:5])}{', ...' if len(m.without) > 5 else ''}"
+        )
+    if m.worst and worst:
+        print("Mistakes farthest from their thresholds:")
+        for one in m.worst[:worst]:
+            what = "missed" if one.present else "invented"
+            print(
+                f"  {one.image}: {what} {one.label} ({one.probability:.1%}, threshold {one.threshold:.1%}; "
+                f"truth {one.truth}, predicted {one.predicted})"
+            )

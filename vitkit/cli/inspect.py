@@ -49,11 +49,14 @@ def inspect(
         "shape": shape,
         "tensors": f"{found['tensors']}, {found['parameters']:,} parameters, {found['dtype']}{unused}",
         "numerics": ", ".join(f"{name} {value}" for name, value in numerics.items()),
-        "input": ", ".join(f"{name} {value}" for name, value in spec.items()),
+        "input": ", ".join(f"{name} {value}" for name, value in spec.items() if name != "thresholds"),
         "classes": f"{found['classes']}{shown if found['class_names'] else ' (unnamed)'}",
         "licence": found["licence"] or "not stated",
         "sha256": found["sha256"],
     }
+    if limits := spec.get("thresholds"):
+        listed = ", ".join(f"{limit:.3g}" for limit in limits[:5]) + ", ..." * (len(limits) > 5)
+        rows["classes"] += "; any number of them per image, thresholds " + listed
     for name, value in rows.items():
         print(f"{name:<9} {value}")
     for note in found["notes"]:

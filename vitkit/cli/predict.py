@@ -27,7 +27,10 @@ def predict(
             metavar="IMAGE|FOLDER|GLOB|-",
         ),
     ],
-    top: Annotated[int, typer.Option("--top", min=1, help="Classes to show per image.")] = 5,
+    top: Annotated[
+        int,
+        typer.Option("--top", min=1, help="Classes to show per image; a model of several labels shows all it finds."),
+    ] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per image and class.")] = False,
     out: Annotated[
@@ -76,7 +79,8 @@ def predict(
                 workers=0 if few and workers is None else workers,
                 progress=tick,
             )
-        print(f"wrote {out}: {len(source)} rows, {answers.none} none of these, {answers.bad} could not be read")
+        none = "without a label" if model.input_spec.several else "none of these"
+        print(f"wrote {out}: {len(source)} rows, {answers.none} {none}, {answers.bad} could not be read")
         if answers.bad:
             raise typer.Exit(1)
         return
@@ -98,16 +102,18 @@ def predict(
         ):
             tick(1)
             if as_json:
-                more = (
-                    {} if found.distance is None else {"none_of_these": found.none_of_these, "distance": found.distance}
-                )
+                more: dict[str, object] = {}
+                if found.distance is not None:
+                    more = {"none_of_these": found.none_of_these, "distance": found.distance}
+                if found.labels is not None:
+                    more = {"labels": [vars(one) for one in found.labels]}
                 kept.append({"image": found.image, "guesses": [vars(guess) for guess in found.guesses], **more})
-            elif as_csv and found.none_of_these:
+            elif as_csv and (found.none_of_these or found.labels == ()):
                 lines.writerow(cells((found.image, 1, found.name, -1, "")))
             elif as_csv:
                 lines.writerows(
                     cells((found.image, rank, g.name, g.index, f"{g.probability:.6f}"))
-                    for rank, g in enumerate(found.guesses, 1)
+                    for rank, g in enumerate(found.guesses if found.labels is None else found.labels, 1)
                 )
             else:
                 show(found)
@@ -152,5 +158,10 @@ def show(found: Prediction) -> None:
         nearest = found.guesses[0]
         print(f"{found.image}: {found.name} (nearest: {nearest.name})", flush=sys.stdout.isatty())
         return
-    guesses = "  ".join(f"{guess.name} {guess.probability:.1%}" for guess in found.guesses)
+    if found.labels == ():
+        nearest = found.guesses[0]
+        print(f"{found.image}: {found.name} (nearest: {nearest.name} {nearest.probability:.1%})")
+        return
+    shown = found.guesses if found.labels is None else found.labels
+    guesses = "  ".join(f"{guess.name} {guess.probability:.1%}" for guess in shown)
     print(f"{found.image}: {guesses}", flush=sys.stdout.isatty())

@@ -130,6 +130,7 @@ def show(found: Probe, data: str) -> None:
         data: the data set, as the user named it.
     """
     from vitkit.cli.text import print_table
+    from vitkit.evaluation.labels import LabelMeasures
 
     m, train, held = found.evaluation.measures, found.train, found.held
     print(
@@ -137,13 +138,13 @@ def show(found: Probe, data: str) -> None:
         f"{train.choice.name}: {train.computed + held.computed} computed, {train.reused + held.reused} from the "
         f"cache, {found.seconds['embed']:.2f} s"
     )
+    several = isinstance(m, LabelMeasures)
     print_table(
-        ["method", "top-1#", "correct#", "settings", "seconds#"],
+        ["method", *(["mAP#"] if several else ["top-1#", "correct#"]), "settings", "seconds#"],
         [
             [
                 r.fitted.method,
-                f"{r.top1:.4f}",
-                f"{r.correct} of {m.n}",
+                *([f"{r.mean_ap:.4f}"] if several else [f"{r.top1:.4f}", f"{r.correct} of {m.n}"]),
                 ", ".join(f"{k} {v:.4g}" for k, v in r.fitted.chosen.items() if isinstance(v, int | float)),
                 f"{r.seconds:.2f}",
             ]
@@ -161,10 +162,15 @@ def show(found: Probe, data: str) -> None:
     for note in found.run.info["notes"]:
         print(f"note: {note}")
     method = found.results[0].fitted.method
-    print(
-        f"saved: {'nearest class mean' if method == 'knn' else method}, top-1 {m.top1:.4f}, 95% interval "
-        f"{m.ci95[0]:.4f} to {m.ci95[1]:.4f}, ECE {m.ece:.4f}"
-    )
+    interval = f"95% interval {m.ci95[0]:.4f} to {m.ci95[1]:.4f}"
+    if isinstance(m, LabelMeasures):
+        print(
+            f"saved: {method}, one question per label; mAP {m.mean_ap:.4f}, {interval}; micro F1 {m.micro_f1:.4f} at "
+            f"thresholds chosen on the training images by cross-validation"
+        )
+    else:
+        saved = "nearest class mean" if method == "knn" else method
+        print(f"saved: {saved}, top-1 {m.top1:.4f}, {interval}, ECE {m.ece:.4f}")
     if "accept" in found.run.info:
         print(
             f"none of these: accepts {found.run.info['accepted']:.1%} of the held-out images "

@@ -35,8 +35,8 @@ def runs(
                 row.model,
                 f"{row.step:,}/{row.total:,}" if row.total is not None else "-",
                 number(row.loss),
-                share(row.top1),
-                share(row.best),
+                share(row.top1) if row.mean_ap is None else f"mAP {share(row.mean_ap)}",
+                share(row.best) if row.mean_ap is None else f"mAP {share(row.best)}",
                 f"{row.seconds:,.0f}",
                 row.created,
             )

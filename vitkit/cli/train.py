@@ -145,7 +145,8 @@ def carry_out(ready: Any, report: bool = True) -> None:
         objective, best = OBJECTIVES[ready.recipe.objective], ""
         if outcome.best is not None:
             by_loss = f"lowest validation loss {outcome.best:.4f}"
-            best = ", " + (by_loss if objective.judge == "loss" else f"best on validation {outcome.best:.2%}")
+            word = "mAP " if objective.judge == "mean_ap" else ""
+            best = ", " + (by_loss if objective.judge == "loss" else f"best {word}on validation {outcome.best:.2%}")
         then = f"eval {run.path} {ready.info['data']['spec']}" if objective.labels else f"train DATA --from {run.path}"
         steps = f"{outcome.step:,} of {outcome.total:,} steps" if outcome.why else f"{outcome.step:,} steps"
         print(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def cached(
     if spec is not None and short_side is not None:
         raise ConfigError("Expected spec or short_side, not both; give one of them.")
     folder = Path(folder)
-    exact = replace(spec, class_names=()) if spec is not None else None
+    exact = spec.of_images if spec is not None else None
     about = {
         "version": VERSION,
         "fingerprint": source.fingerprint(whole=verify),

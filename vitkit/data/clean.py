@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.data.base import NO_LABEL
 from vitkit.data.doctor import Place, Report, place_of
 from vitkit.data.sources import parse
 from vitkit.errors import DataError, OutputError
@@ -67,10 +68,12 @@ def clean(report: Report, out: str | Path, progress: Progress | None = None) -> 
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "x", newline="", encoding="utf-8", errors="surrogateescape") as file:
                 writer = csv.writer(file)
-                writer.writerow(("path", "label", *(() if "all" in report.sources else ("split",))))
+                word = "labels" if report.combinations else "label"
+                writer.writerow(("path", word, *(() if "all" in report.sources else ("split",))))
                 for file_of, image in rows:
                     split = () if image.split == "all" else (image.split,)
-                    writer.writerow((os.path.relpath(file_of, path.parent), image.label, *split))
+                    label = "" if report.combinations and image.label == NO_LABEL else image.label
+                    writer.writerow((os.path.relpath(file_of, path.parent), label, *split))
         else:
             for done, (file_of, image) in enumerate(rows, 1):
                 below = Path(image.name).parts[1:]
@@ -120,6 +123,8 @@ def _sorted_out(report: Report) -> tuple[list[tuple[Path, Place]], dict[Place, s
             image, file = place_of(source, split, i), source.place(i)
             if image not in left_out and file is not None:
                 kept.append((file, image, image._replace(label=report.label(image))))
+    if report.combinations:  # a combination of labels needs no training images of its own
+        return [(file, new) for file, _, new in kept], left_out
     first = next(iter(report.sources))
     known = {new.label for _, _, new in kept if new.split == first}
     left_out |= {old: f"no training images of class {new.label!r}" for _, old, new in kept if new.label not in known}

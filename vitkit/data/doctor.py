@@ -35,7 +35,7 @@ UNEVEN = 10.0  # largest class / smallest class; more than this is a problem
 
 
 class Place(NamedTuple):
-    """One image of a data set: its split, its name and the name of its class."""
+    """One image of a data set: its split, its name and the name of its class, or its labels (`cat|dog`)."""
 
     split: str
     name: str
@@ -85,7 +85,9 @@ class Report:
     Args:
         data: the data set, as given to `examine`.
         images: number of images in each split.
-        classes: number of images in each class of each split.
+        classes: number of images in each class of each split, or with each label.
+        combinations: with several labels per image, {split: {labels such as `cat|dog`: number of images}}, the most
+            frequent first; empty for classes.
         sizes: [minimum, median, maximum] of the width and the height, in pixels.
         modes: number of images in each format and mode.
         problems: what is wrong with the data set as a whole.
@@ -102,6 +104,7 @@ class Report:
     data: str
     images: dict[str, int] = field(default_factory=dict)
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    combinations: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, list[float]] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -204,6 +207,7 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
         str(spec),
         {split: len(source) for split, source in sources.items()},
         {split: source.counts() for split, source in sources.items()},
+        {split: _combinations(source) for split, source in sources.items() if source.several},
         problems=found.problems,
         unread=found.unread,
         renames=found.renames,
@@ -249,6 +253,14 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     return report
 
 
+def _combinations(source: Source) -> dict[str, int]:
+    """Return how many images have each combination of labels, most frequent first."""
+    rows, counts = np.unique(source.labels, axis=0, return_counts=True)
+    first = {tuple(row): i for i, row in reversed(list(enumerate(source.labels.tolist())))}  # an image that has it
+    order = np.argsort(-counts, kind="stable")
+    return {source.said(first[tuple(rows[k].tolist())]): int(counts[k]) for k in order}
+
+
 def surveyed(spec: str | Path) -> Survey:
     """Open every split that can be opened, and say what is wrong with the others.
 
@@ -280,7 +292,7 @@ def surveyed(spec: str | Path) -> Survey:
 
 def place_of(source: Source, split: str, i: int) -> Place:
     """Return image `i` of a source as a Place."""
-    return Place(split, source.names[i], source.class_names[int(source.labels[i])])
+    return Place(split, source.names[i], source.said(i))
 
 
 def _path(source: Source, i: int) -> str | None:
@@ -336,12 +348,14 @@ def _uneven(report: Report) -> list[Problem]:
         return []
     split, counts = next(iter(report.classes.items()))
     least, most = min(counts, key=lambda n: counts[n]), max(counts, key=lambda n: counts[n])
+    kind = "label" if report.combinations else "class"
     return [
         Problem(
             "note",
             split,
-            f"class imbalance: {most!r} has {counts[most]} images and {least!r} {counts[least]}. Accuracy says little "
-            f"about {least!r}; look at the results per class.",
+            f"{kind} imbalance: {most!r} has {counts[most]} images and {least!r} {counts[least]}. "
+            f"{'mAP weighs both equally' if report.combinations else f'Accuracy says little about {least!r}'}; look at "
+            f"the results per {kind}.",
         )
     ]
 

@@ -45,9 +45,9 @@ class Batch:
 
     Args:
         pixels: [B, C, H, W] float32, normalised and, for training, mixed.
-        labels: [B] int64, the class of each image.
+        labels: [B] int64, the class of each image; [B, K] zeros and ones if an image can have several labels.
         index: [B] int64, the position of each image in the source.
-        others: [B] int64, the class of the image that each one is mixed with; `labels` if nothing is mixed.
+        others: like `labels`, of the image that each one is mixed with; `labels` if nothing is mixed.
         weight: [B] float32, the share of its own pixels in each image; 1 if nothing is mixed.
     """
 

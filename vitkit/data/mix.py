@@ -118,15 +118,20 @@ def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
 
 
 def soft_targets(labels: Tensor, others: Tensor, weight: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Return the targets of mixed images, [B, classes]; each row sums to one.
+    """Return the targets of mixed images, [B, classes]: each row sums to one, or with several labels per image each
+    number is that of one label.
 
     Args:
-        labels: [B], the images' own classes.
-        others: [B], their partners' classes.
+        labels: [B], the images' own classes; or [B, classes], 1 for each of their labels.
+        others: their partners', of the same shape.
         weight: [B], the share of its own pixels in each image.
         classes: number of classes.
-        smoothing: share of each target to spread over all classes (default: 0).
+        smoothing: share of each target to spread over all classes (default: 0); of several labels, each moves by this
+            share towards 1/2, halfway between present and absent, as in Keras.
     """
+    if labels.ndim == 2:
+        y = weight[:, None] * labels + (1 - weight[:, None]) * others
+        return (1 - smoothing) * y + smoothing / 2
     low = smoothing / classes
     y = torch.full((len(labels), classes), low, device=labels.device)
     rows = torch.arange(len(labels), device=labels.device)

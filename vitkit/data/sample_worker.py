@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ class SampleWorker:
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment | None, seed: int) -> None:
         self.source, self.spec, self.how, self.seed = source, spec, how, seed
-        self.ready = source.ready_for == replace(spec, class_names=())
+        self.ready = source.ready_for == spec.of_images
         self.shape = (len(spec.mean), *spec.size)
         self.tiny = source.in_memory and math.prod(self.shape) <= TINY
         self.piece = TINY_PIECE if self.tiny else PIECE

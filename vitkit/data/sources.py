@@ -23,6 +23,7 @@ SOURCES: dict[str, Callable[[str], Splits]] = {
     "hf": hf.splits,  # a Hugging Face data set, on disk or from the hub
     "tar": tar.splits,  # WebDataset shards
     "digits": digits.splits,  # scikit-learn's 1,797 digits, embedded
+    "digit-pairs": digits.splits_pairs,  # up to two of them per image: several labels
     "idx": idx.splits,  # MNIST's file format
     "food": food.splits,  # FoodVision Mini, downloaded once, or a local copy
 }

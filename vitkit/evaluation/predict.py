@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.data.base import Source
+from vitkit.data.base import NO_LABEL, SEPARATOR, Source
 from vitkit.data.decode import Raw, decode
 from vitkit.data.files import ENDINGS, read_file
 from vitkit.data.loader import BadImages, EvalLoader
@@ -22,7 +22,8 @@ from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import answer_names
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import Classifier, device_of
+from vitkit.model.classifier import Classifier, device_of, probabilities
+from vitkit.model.config import InputSpec
 from vitkit.model.known import NONE, Judged
 from vitkit.types import Array, Plotted
 
@@ -47,12 +48,15 @@ class Prediction(Plotted):
         guesses: the most probable classes, best first.
         raw: the image itself, if it was in memory.
         distance: distance to the known classes, as a share of what is accepted; None if the model accepts everything.
+        labels: for a model that gives an image any number of labels, those that it gives, most probable first; they
+            reach their thresholds. None for a model that names one class.
     """
 
     image: str
     guesses: tuple[Guess, ...]
     raw: Raw | None = field(default=None, repr=False, compare=False)
     distance: float | None = None
+    labels: tuple[Guess, ...] | None = None
 
     def plot(self) -> Any:
         """Draw the photo with its class and probability as the title."""
@@ -60,6 +64,8 @@ class Prediction(Plotted):
 
         raw = self.raw if self.raw is not None else read_file(self.image, self.image)
         title = NONE if self.none_of_these else f"{self.name} {self.probability:.1%}"
+        if self.labels is not None:
+            title = ", ".join(f"{one.name} {one.probability:.1%}" for one in self.labels) or NO_LABEL
         return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), title)
 
     @property
@@ -69,13 +75,34 @@ class Prediction(Plotted):
 
     @property
     def name(self) -> str:
-        """The most probable class, or "none of these"."""
+        """The most probable class, or "none of these"; of several labels, all: `cat|dog`, or "no label"."""
+        if self.labels is not None:
+            return SEPARATOR.join(one.name for one in self.labels) or NO_LABEL
         return NONE if self.none_of_these else self.guesses[0].name
 
     @property
     def probability(self) -> float:
         """The probability of the most probable class."""
         return self.guesses[0].probability
+
+
+def answer(image: str, p: Array, names: Sequence[str], spec: InputSpec, top: int, **more: Any) -> Prediction:
+    """Return the prediction that probabilities mean: the most probable classes, and the labels that are there.
+
+    Args:
+        image: the image's name.
+        p: [K] probabilities, see `classifier.probabilities`.
+        names: names of the K outputs.
+        spec: the model's, with the thresholds of labels.
+        top: number of guesses.
+        more: further fields of Prediction.
+    """
+    order = np.argsort(-p, kind="stable")
+    guesses = tuple(Guess(names[k], int(k), float(p[k])) for k in order[:top])
+    labels = None
+    if spec.several:
+        labels = tuple(Guess(names[k], int(k), float(p[k])) for k in order if p[k] >= spec.thresholds[k])
+    return Prediction(image, guesses, labels=labels, **more)
 
 
 class Predictions(list[Prediction]):
@@ -199,11 +226,10 @@ def predictions(
     for logits, index in stream(Judged(model) if judged else model, loader):  # type: ignore[arg-type]
         far = logits[:, -1].tolist() if judged else [None] * len(logits)
         own = torch.from_numpy(logits[:, : len(names)])
-        for p, i, distance in zip(own.double().softmax(1).numpy(), index, far, strict=True):
-            best = np.argsort(-p, kind="stable")[:top]
-            guesses = tuple(Guess(names[k], int(k), float(p[k])) for k in best)
+        for p, i, distance in zip(probabilities(own, model.input_spec).numpy(), index, far, strict=True):
             item = source.items[int(i)]
-            yield Prediction(source.names[int(i)], guesses, None if isinstance(item, str) else item, distance)
+            more = {"raw": None if isinstance(item, str) else item, "distance": distance}
+            yield answer(source.names[int(i)], p, names, model.input_spec, top, **more)
 
 
 def predict(
@@ -227,7 +253,8 @@ def predict(
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result's `skipped`.
 
     Returns:
-        One Prediction per image, in the order of the images.
+        One Prediction per image, in the order of the images. With several labels per image, its `labels` are those
+        that reach their thresholds, whatever `top` is.
     """
     skipped: list[tuple[str, str]] = []
     found = Predictions(

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.explanations.common import Grid, cell_of, eval_mode_any, grid_of, needs_head, targets_of, to_array
 from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import log_probabilities
 from vitkit.types import Array, Progress
 
 
 @torch.no_grad()
 def _log_probability(vit: Backbone, x: Tensor, target: int, batch: int) -> Tensor:
     """Return the log-probability of one class, [B]."""
-    return torch.cat([vit(part).float().log_softmax(1)[:, target] for part in x.split(batch)])
+    return torch.cat([log_probabilities(vit(part).float(), vit.input_spec)[:, target] for part in x.split(batch)])
 
 
 @torch.no_grad()
@@ -61,7 +62,7 @@ def occlusion(
         result = np.zeros((len(x), rows, columns), np.float32)
         places = [(r, c) for r in range(rows) for c in range(columns)]
         for i, (image, label) in enumerate(zip(x, targets_of(logits, target).tolist(), strict=True)):
-            whole = float(logits[i].float().log_softmax(0)[label])
+            whole = float(log_probabilities(logits[i].float(), vit.input_spec)[label])
             for start in range(0, len(places), batch):
                 chosen = places[start : start + batch]
                 covered = image.expand(len(chosen), -1, -1, -1).clone()

@@ -40,6 +40,7 @@ from vitkit.explanations.draw import Figure
 from vitkit.explanations.embeddings import WITH_POSITIONS, filters, patch_similarity, position_similarity
 from vitkit.explanations.occlusion import occlusion
 from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import probabilities
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.resnet import ResNet
 from vitkit.model.vit import ViT
@@ -245,7 +246,7 @@ def _class_name(vit: Backbone, options: PlotOptions, k: int) -> str:
 def _predictions(model: nn.Module, pixels: Pixels, options: PlotOptions, top: int = 5) -> Arrays:
     with torch.no_grad(), eval_mode_any(model, _one(pixels)) as (vit, x):
         needs_head(vit, "A prediction")
-        p = to_array(vit(x).float().softmax(1))[0]
+        p = to_array(probabilities(vit(x), vit.input_spec).float())[0]
     best = np.argsort(-p, kind="stable")[:top]
     return {"probability": p[best], "index": best, "name": np.array([_class_name(vit, options, k) for k in best])}
 

@@ -87,7 +87,7 @@ def space_of(model: Backbone, choice: Choice, precision: str = "fp32") -> dict[s
         choice: the feature.
         precision: a row of the runtime's PRECISIONS.
     """
-    spec = {name: value for name, value in model.input_spec.to_dict().items() if name != "class_names"}
+    spec = model.input_spec.preprocessing
     return {
         "format": FORMAT,
         "weights": backbone_hash(model),

@@ -39,12 +39,13 @@ def export(parts: Mapping[str, Filled], path: str | Path) -> None:
 
     arrow: Any = pyarrow  # mypy cannot see functions that are created at run time
     width = next(iter(parts.values())).choice.width
+    several = next(iter(parts.values())).source.several
+    one_class = [("label", arrow.int32()), ("class", arrow.string())]
     schema = arrow.schema(
         [
             ("name", arrow.string()),
             ("part", arrow.string()),
-            ("label", arrow.int32()),
-            ("class", arrow.string()),
+            *([("labels", arrow.list_(arrow.string()))] if several else one_class),
             ("feature", arrow.list_(arrow.float32(), width)),
         ]
     )
@@ -54,14 +55,18 @@ def export(parts: Mapping[str, Filled], path: str | Path) -> None:
             for start in range(0, len(places), CHUNK):
                 index = places[start : start + CHUNK]
                 labels, names = filled.source.labels[index], filled.source.class_names
+                said: list[Any]
+                if several:
+                    said = [[[names[k] for k in np.flatnonzero(row)] for row in labels]]
+                else:
+                    said = [labels.astype(np.int32), [names[int(k)] for k in labels]]
                 flat = arrow.array(filled.rows(index).ravel())
                 writer.write_table(
                     arrow.table(
                         [
                             [filled.source.names[int(i)] for i in index],
                             [part] * len(index),
-                            labels.astype(np.int32),
-                            [names[int(k)] for k in labels],
+                            *said,
                             arrow.FixedSizeListArray.from_arrays(flat, width),
                         ],
                         schema=schema,

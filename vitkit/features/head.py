@@ -71,7 +71,9 @@ class Standard:
         return (X - self.m) / self.s
 
 
-def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choice) -> Backbone:
+def attach(
+    model: Backbone, head: Head, class_names: Sequence[str], choice: Choice, thresholds: Sequence[float] = ()
+) -> Backbone:
     """Return an ordinary model with the backbone of `model` and this head.
 
     Args:
@@ -79,6 +81,7 @@ def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choi
         head: a head over raw features (see `Head.over`).
         class_names: names of the head's outputs.
         choice: the feature that the head was fitted to.
+        thresholds: those of several labels per image, see InputSpec (default: none, one class per image).
 
     Raises:
         ConfigError: a Vision Transformer cannot feed this feature to its head.
@@ -86,7 +89,7 @@ def attach(model: Backbone, head: Head, class_names: Sequence[str], choice: Choi
     check_attachable(choice)
     new = copy.copy(model)
     new._modules = dict(model._modules)  # a table of its own, so that replacing the head leaves `model` as it is
-    new.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(class_names))
+    new.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(class_names), thresholds=tuple(thresholds))
     pool, weight = "mean", next(model.parameters())
     if isinstance(new, ViT):
         c, pool = new.config, choice.name if choice.name in POOLS else new.config.pool

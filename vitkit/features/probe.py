@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import ConfigError, DataError, pick
-from vitkit.features import knn, logistic, ridge, sgd
+from vitkit.features import knn, logistic, one_vs_rest, ridge, sgd
 from vitkit.features.head import Head, Standard
 from vitkit.model import checks
 from vitkit.types import Array
@@ -51,6 +51,8 @@ class Fitted:
         scores: maps features [n, F] to the method's own scores [n, K]; these are the head's logits except for k-NN.
         chosen: what was chosen on the training images, as JSON values.
         notes: messages for the user.
+        thresholds: for several labels per image, the probability from which each counts as present, chosen on the
+            training images by cross-validation; empty for classes.
     """
 
     method: str
@@ -58,6 +60,7 @@ class Fitted:
     scores: Callable[[Array], Array]
     chosen: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    thresholds: tuple[float, ...] = ()
 
 
 def fit(method: str, X: Array, y: Array, class_names: Sequence[str], options: Options | None = None) -> Fitted:
@@ -66,15 +69,19 @@ def fit(method: str, X: Array, y: Array, class_names: Sequence[str], options: Op
     Args:
         method: a row of METHODS.
         X: [n, F] features.
-        y: [n] classes.
+        y: [n] classes; or, for several labels per image, [n, K] zeros and ones, which only `logistic` fits.
         class_names: names of the K classes.
         options: how to fit.
 
     Raises:
         DataError: fewer than two classes, or a class without enough images.
+        ConfigError: the method cannot fit several labels per image.
     """
     row = pick(METHODS, method, "method")
     check_trainable(y, class_names)
+    if y.ndim == 2:
+        check_labels(method)
+        row = _one_vs_rest
     with logistic.few_threads(X):
         return row(X, y, class_names, options or Options())
 
@@ -83,9 +90,17 @@ def check_trainable(y: Array, class_names: Sequence[str]) -> None:
     """Raise DataError unless there are at least two classes and each has training images.
 
     Args:
-        y: [n] classes of the training images.
+        y: [n] classes of the training images; with several labels per image, [n, K], and each label needs two images.
         class_names: names of the K classes.
     """
+    if y.ndim == 2:
+        found = y.sum(0, dtype=int)
+        if found.min(initial=2) < 2:
+            raise DataError(
+                f"Expected at least 2 training images with each label; {class_names[int(found.argmin())]!r} has "
+                f"{found.min()}. Add images, or remove the label."
+            )
+        return
     counts = np.bincount(y, minlength=len(class_names))
     if (counts > 0).sum() < 2:
         what = f"all {len(y)} are {class_names[int(counts.argmax())]!r}" if len(y) else "got no images"
@@ -95,6 +110,25 @@ def check_trainable(y: Array, class_names: Sequence[str]) -> None:
             f"Expected training images of every class; {class_names[int(empty[0])]!r} has none. Add some, or remove "
             f"the class (also from the test part)."
         )
+
+
+def check_labels(method: str) -> None:
+    """Raise ConfigError if a method cannot fit several labels per image."""
+    if method != "logistic":
+        raise ConfigError(
+            f"The method {method} names one class per image, and this data has several labels per image; use --method "
+            f"logistic."
+        )
+
+
+def _one_vs_rest(X: Array, y: Array, class_names: Sequence[str], options: Options) -> Fitted:
+    strengths = logistic.STRENGTHS if options.strength is None else (options.strength,)
+    count = min(options.folds, len(y))
+    losses, C, thresholds = one_vs_rest.choose(X, y, count, options.seed, strengths)
+    chosen = {"C": C, "folds": count, "held_out_nll": {f"{one:g}": loss for one, loss in losses.items()}}
+    scale = Standard.of(X)
+    head = one_vs_rest.one_vs_rest(scale(X), y, C)[0].over(scale)
+    return Fitted("logistic", head, head.logits, chosen, (), thresholds)
 
 
 def _folds(y: Array, class_names: Sequence[str], options: Options) -> tuple[int, tuple[str, ...]]:

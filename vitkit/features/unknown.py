@@ -69,7 +69,6 @@ def _gaussians(X: Array, y: Array, spec: InputSpec, limit: float = 1.0, accept: 
     def tensor(values: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.float32))
 
-    preprocessing = {name: value for name, value in spec.to_dict().items() if name != "class_names"}
     return Known(
         centre=tensor(scale.m),
         scale=tensor(scale.s),
@@ -79,5 +78,5 @@ def _gaussians(X: Array, y: Array, spec: InputSpec, limit: float = 1.0, accept: 
         rest=float(rest),
         limit=limit,
         accept=accept,
-        preprocessing=preprocessing,
+        preprocessing=spec.preprocessing,
     )

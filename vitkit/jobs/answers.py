@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.checkpoints.atomic import staging
+from vitkit.data.base import SEPARATOR
 from vitkit.evaluation.names import cells
-from vitkit.evaluation.predict import Images, predictions
+from vitkit.evaluation.predict import Images, Prediction, predictions
 from vitkit.model.classifier import Classifier
 from vitkit.types import Tick
 
 COLUMNS = ("image", "class", "index", "probability", "distance", "error")
+LABEL_COLUMNS = ("image", "labels", "probabilities", "error")  # of a model that gives an image any number of labels
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What `write_answers` wrote: its file, and how many images are none of the classes or could not be read."""
+    """What `write_answers` wrote: its file, and how many images got no class or label or could not be read."""
 
     path: Path
     none: int
@@ -36,7 +38,8 @@ def write_answers(
     """Classify images and write a .csv file with one row per image, in their order.
 
     An image that is none of the classes has the class "none of these" and no index; one that could not be read has
-    only an error. Cells that a spreadsheet would run as formulas are written as text.
+    only an error. Cells that a spreadsheet would run as formulas are written as text. A model that gives an image any
+    number of labels writes them as `cat|dog`, with their probabilities in the same order: the file is a data set.
 
     Args:
         model: the classifier.
@@ -47,12 +50,13 @@ def write_answers(
         progress: called with the number of images finished since the last call.
     """
     path, bad, none = Path(out).expanduser(), dict[str, str](), 0
+    columns = LABEL_COLUMNS if model.input_spec.several else COLUMNS
     with (
         staging(path.parent) as beside,
         open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(COLUMNS)
+        lines.writerow(columns)
         names = iter(source.names)
 
         def until(name: str | None) -> None:
@@ -60,7 +64,8 @@ def write_answers(
             for other in names:
                 if other == name:
                     return
-                lines.writerow(cells((other, "", "", "", "", bad.get(other, "could not be read"))))
+                blank = [""] * (len(columns) - 2)
+                lines.writerow(cells((other, *blank, bad.get(other, "could not be read"))))
 
         for found in predictions(
             model,
@@ -72,20 +77,24 @@ def write_answers(
             on_bad=lambda name, why: bad.update({name: why}),
         ):
             until(found.image)
-            none += found.none_of_these
-            lines.writerow(
-                cells(
-                    (
-                        found.image,
-                        found.name,
-                        "" if found.none_of_these else found.guesses[0].index,
-                        f"{found.probability:.6f}",
-                        "" if found.distance is None else f"{found.distance:.4f}",
-                        "",
-                    )
-                )
-            )
+            none += found.none_of_these or found.labels == ()
+            lines.writerow(cells(_row(found)))
             if progress is not None:
                 progress(1)
         until(None)
     return Answers(path, none, len(bad))
+
+
+def _row(found: Prediction) -> tuple[object, ...]:
+    """Return the row of one image that could be read."""
+    if found.labels is not None:
+        names = SEPARATOR.join(one.name for one in found.labels)
+        return found.image, names, SEPARATOR.join(f"{one.probability:.6f}" for one in found.labels), ""
+    return (
+        found.image,
+        found.name,
+        "" if found.none_of_these else found.guesses[0].index,
+        f"{found.probability:.6f}",
+        "" if found.distance is None else f"{found.distance:.4f}",
+        "",
+    )

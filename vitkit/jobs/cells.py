@@ -21,7 +21,7 @@ import numpy as np
 
 from vitkit.checkpoints import load
 from vitkit.checkpoints.atomic import staging
-from vitkit.data.base import Source, Subset
+from vitkit.data.base import Source, Subset, need_one_class
 from vitkit.errors import ConfigError, OutputError, nearest, pick
 from vitkit.evaluation.logits import logits_of
 from vitkit.features.ridge import SEEDS, draw, ridge
@@ -136,7 +136,9 @@ class Request:
         changes, settings = {**self.changes, **own.pop("changes")}, {**self.settings, **own.pop("settings")}
         fields = {**self.how.get("fields", {}), **own.pop("fields")}
         how = {**self.how, **own, "changes": changes, "settings": settings, "fields": fields}
-        return prepare(self.data, self.out / name_of(cell), recipe=self.recipe, resume=resume, **how)
+        ready = prepare(self.data, self.out / name_of(cell), recipe=self.recipe, resume=resume, **how)
+        need_one_class(ready.train, "A study")
+        return ready
 
 
 def sweep_cells(

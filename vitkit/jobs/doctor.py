@@ -98,6 +98,10 @@ def look_at_features(
     pairs = chain(((group[0], other) for group in hashed for other in group[1:]), close_features(X))
     joined = [[images[i] for i in group] for group in groups(pairs)]
     report.near = [g for g in joined if len({copies.get(image, (image.split, image.name)) for image in g}) > 1]
+    if report.combinations:
+        log.warning("Suspected wrong labels are found only where images have one class; these have several labels.")
+        report.seconds += time.monotonic() - start
+        return
     names = sorted({report.label(image) for image in images})
     number = {name: k for k, name in enumerate(names)}
     y = np.array([number[report.label(image)] for image in images])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError, UnreadableFile
+from vitkit.evaluation.labels import LabelMeasures, joined, measure_labels, sigmoid
 from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
@@ -42,8 +44,8 @@ class Evaluation(Plotted):
         weights: the weights, as the user named them.
         data: the data set, as the user named it.
         part: description of the part of the data that was evaluated.
-        measures: all measures.
-        outputs: the logits of every image; a label is the index of an output.
+        measures: all measures; LabelMeasures if an image can have several labels.
+        outputs: the logits of every image; a label is the index of an output, or a row of zeros and ones.
         class_names: names of the model's outputs.
         seconds: time for reading, preprocessing and predicting.
         precision: how the logits were computed: a precision, and the engine if it was not the plain model.
@@ -52,14 +54,21 @@ class Evaluation(Plotted):
     weights: str
     data: str
     part: str
-    measures: Measures
+    measures: Measures | LabelMeasures
     outputs: Outputs
     class_names: tuple[str, ...]
     seconds: float
     precision: str = "fp32"
 
     def plot(self) -> Any:
-        """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn."""
+        """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn.
+
+        With several labels per image, draw the average precision per label.
+        """
+        if isinstance(self.measures, LabelMeasures):
+            lowest = sorted((row.ap, row.name) for row in self.measures.per_class if row.ap is not None)[:20]
+            title = f"mAP {self.measures.mean_ap:.1%} of {self.measures.n} images"
+            return draw.bars([name for _, name in lowest], [ap for ap, _ in lowest], title=title, x="average precision")
         title = f"{self.measures.top1:.1%} of {self.measures.n} images"
         if self.measures.confusion is None:
             worst = sorted(self.measures.per_class, key=lambda row: row.recall)[:20]
@@ -175,6 +184,7 @@ def evaluate(
         worst: number of wrong predictions to keep.
     """
     names = answer_names(model)
+    _check_kinds(model, source, data)
     if same_order:
         to_output = in_order(source.class_names, len(names))
         names = model.input_spec.class_names or source.class_names
@@ -192,9 +202,31 @@ def evaluate(
         bad_images=bad_images,
     )
     seconds = time.perf_counter() - start
-    found = Outputs(found.logits, to_output[found.labels], found.index, found.names, found.skipped)
+    if source.several:
+        labels = np.zeros((len(found), len(names)), np.int64)
+        labels[:, to_output] = found.labels
+    else:
+        labels = to_output[found.labels]
+    found = dataclasses.replace(found, labels=labels)
+    measures = measured(found, names, model.input_spec.thresholds, worst)
     precision = f"engine {model.name}" if isinstance(model, ByEngine) else by.name
-    return Evaluation(weights, data, part, measure(found, names, worst=worst), found, names, seconds, precision)
+    return Evaluation(weights, data, part, measures, found, names, seconds, precision)
+
+
+def measured(
+    found: Outputs, names: Sequence[str], thresholds: Sequence[float], worst: int = 20
+) -> Measures | LabelMeasures:
+    """Measure outputs by what they answer: one class, or with thresholds any number of labels per image."""
+    return measure_labels(found, names, thresholds, worst=worst) if thresholds else measure(found, names, worst=worst)
+
+
+def _check_kinds(model: Classifier, source: Source, data: str) -> None:
+    """Raise DataError if the model names one class per image and the data has several labels, or the reverse."""
+    if model.input_spec.several == source.several:
+        return
+    one, any_number = "one class per image", "any number of labels per image"
+    wanted, got = (any_number, one) if model.input_spec.several else (one, any_number)
+    raise DataError(f"Expected data with {wanted}, as the model answers; {data or 'this data'} has {got}.")
 
 
 class Running:
@@ -239,20 +271,40 @@ class ByEngine:
             how: further arguments of `logits_of`.
         """
         plain = logits_of(self.model, source, **how)
-        return compare(plain.logits, found.outputs.logits, found.outputs.labels, self.tolerance)
+        outputs, thresholds = found.outputs, self.input_spec.thresholds
+        return compare(plain.logits, outputs.logits, outputs.labels, self.tolerance, thresholds)
 
 
 def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = None) -> list[Path]:
     """Write evaluation.json, predictions.csv, per_class.csv and confusion.csv; an interrupted write leaves no part.
+
+    With several labels per image there is no confusion.csv.
 
     Args:
         folder: created if it does not exist.
         found: the evaluation.
         more: additional keys for evaluation.json.
     """
-    folder, m, names = Path(folder).expanduser(), found.measures, found.class_names
+    folder = Path(folder).expanduser()
+    m = found.measures
+    tables = _label_tables(found, m) if isinstance(m, LabelMeasures) else _class_tables(found, m)
+    with staging(folder) as beside:
+        text = json.dumps(found.to_dict() | (more or {}), indent=1)
+        (beside / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+        for name, (header, rows) in tables.items():
+            with open(beside / name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                csv.writer(file).writerow(cells(header))
+                csv.writer(file).writerows(map(cells, rows))
+    return [folder / name for name in ("evaluation.json", *tables)]
+
+
+Tables = dict[str, tuple[Sequence[str], Any]]  # file -> its header and its rows
+
+
+def _class_tables(found: Evaluation, m: Measures) -> Tables:
+    names = found.class_names
     predicted, rank, confidence, truth = answers(found.outputs.logits, found.outputs.labels)
-    tables: dict[str, tuple[Sequence[str], Any]] = {
+    tables: Tables = {
         "predictions.csv": (
             ("image", "truth", "predicted", "confidence", "truth_probability", "truth_rank"),
             (
@@ -269,11 +321,31 @@ def write(folder: str | Path, found: Evaluation, more: dict[str, Any] | None = N
     }
     if m.confusion is not None:
         tables["confusion.csv"] = (("truth", *names), ((name, *row) for name, row in zip(names, m.confusion)))
-    with staging(folder) as beside:
-        text = json.dumps(found.to_dict() | (more or {}), indent=1)
-        (beside / "evaluation.json").write_text(text + "\n", encoding="utf-8")
-        for name, (header, rows) in tables.items():
-            with open(beside / name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                csv.writer(file).writerow(cells(header))
-                csv.writer(file).writerows(map(cells, rows))
-    return [folder / name for name in ("evaluation.json", *tables)]
+    return tables
+
+
+def _label_tables(found: Evaluation, m: LabelMeasures) -> Tables:
+    names, p = found.class_names, sigmoid(found.outputs.logits)
+    said = p >= np.array([row.threshold for row in m.per_class])
+    return {
+        "predictions.csv": (
+            ("image", "truth", "predicted", *names),
+            (
+                (image, joined(names, y), joined(names, s), *(f"{one:.6f}" for one in row))
+                for image, y, s, row in zip(found.outputs.names, found.outputs.labels, said, p)
+            ),
+        ),
+        "per_class.csv": (
+            ("label", "average_precision", "threshold", "precision", "recall", "f1", "support", "predicted"),
+            (
+                (
+                    s.name,
+                    "" if s.ap is None else f"{s.ap:.6f}",
+                    *(f"{one:.6f}" for one in (s.threshold, s.precision, s.recall, s.f1)),
+                    s.support,
+                    s.predicted,
+                )
+                for s in m.per_class
+            ),
+        ),
+    }

@@ -249,12 +249,13 @@ def reported(
         x = torch.randn(NOISE, len(spec.mean), *spec.size, generator=torch.Generator().manual_seed(0))
         first = next(model.parameters())
         with torch.inference_mode():
-            return compare(model(x.to(first)).float().cpu().numpy(), fast(x).numpy(), None, tolerance)
+            plain_logits = model(x.to(first)).float().cpu().numpy()
+            return compare(plain_logits, fast(x).numpy(), None, tolerance, spec.thresholds)
     plain, other = (
         logits_of(one, images.report, batch_size=batch_size, workers=workers, progress=progress, bad_images=bad_images)
         for one in (model, fast)
     )
     labels: Array | None = None
-    if images.labelled:
+    if images.labelled and not images.report.several:
         labels = match_classes(images.report.class_names, class_names(model))[plain.labels]
-    return compare(plain.logits, other.logits, labels, tolerance)
+    return compare(plain.logits, other.logits, labels, tolerance, model.input_spec.thresholds)

@@ -24,11 +24,14 @@ def head_from_probe(model: Backbone, train: Source, settings: Settings, runtime:
         settings: seed, workers, and what to do about unreadable images.
         runtime: device, precision and processes.
     """
+    spec = model.input_spec
     new_head(model, train.class_names)
+    model.input_spec = spec  # with the thresholds of several labels
     model.to(runtime.device)
     how = {"workers": settings.workers, "runtime": runtime, "bad_images": settings.bad_images}
     found = fill(model, train, open_cache(None), **how).read()  # type: ignore[arg-type]
-    single = int(np.bincount(found.labels, minlength=len(train.class_names)).min()) < 2  # cannot be cross-validated
+    counts = found.labels.sum(0) if train.several else np.bincount(found.labels, minlength=len(train.class_names))
+    single = int(counts.min()) < 2  # cannot be cross-validated
     options = Options(seed=settings.seed, strength=1.0 if single else None)
     head = fit("logistic", found.features, found.labels, train.class_names, options).head
     model.head.load_state_dict(attach(model, head, train.class_names, found.choice).head.state_dict())

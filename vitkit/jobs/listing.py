@@ -25,9 +25,10 @@ class Row:
         total: updates of the whole run; None for a probe.
         loss: training loss in the last line of metrics.
         top1: validation accuracy of the last weights.
-        best: highest validation accuracy.
+        best: highest validation accuracy, or mAP of several labels per image.
         created: when the run was started.
         seconds: duration of training, without validation.
+        mean_ap: validation mAP of the last weights, with several labels per image.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Row:
     best: float | None
     created: str
     seconds: float
+    mean_ap: float | None = None
 
 
 def list_runs(folder: str | Path) -> list[Row]:
@@ -67,9 +69,10 @@ def list_runs(folder: str | Path) -> list[Row]:
 def _row(run: RunFolder) -> Row:
     rows, state = run.metrics(), run.latest()
     train = [row for row in rows if row.get("event") == "train"]
-    judged = [row for row in rows if row.get("event") == "val" and "top1" in row]
-    tops = [row["top1"] for row in judged]
-    last = [row["top1"] for row in judged if row.get("weights", "last") == "last"]
+    score = "mean_ap" if run.info.get("data", {}).get("several") else "top1"
+    judged = [row for row in rows if row.get("event") == "val" and score in row]
+    tops = [row[score] for row in judged]
+    last = [row[score] for row in judged if row.get("weights", "last") == "last"]
     return Row(
         run.path,
         str(run.info.get("kind", "")),
@@ -78,11 +81,15 @@ def _row(run: RunFolder) -> Row:
         int(state.stem.rpartition("-")[2]) if state else 0,
         run.info.get("steps"),
         train[-1]["loss"] if train else None,
-        last[-1] if last else None,
+        last[-1] if last and score == "top1" else None,
         max(tops, default=None),
         str(run.info.get("created", "")),
         sum(row["time"]["seconds"] for row in train),
+        last[-1] if last and score == "mean_ap" else None,
     )
+
+
+COMPARED = ("step", "loss", "top1", "mean_ap", "best")  # the results of two runs that `diff` shows
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Difference:
         settings: name -> pair, for everything in run.json that differs.
         metrics: the first pair of lines that differ in more than times; None if there is no such pair.
         lines: numbers of lines of metrics.
-        numbers: name -> pair, for the last step, the last loss, and the last and the best accuracy.
+        numbers: name -> pair, for the last step, the last loss, and the last and the best accuracy or mAP.
         weights: checkpoint -> largest difference of any weight; 0 if bit-identical, None if the shapes differ.
     """
 
@@ -130,7 +137,10 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         settings,
         next((pair for pair in pairs if pair[0] != pair[1]), None),
         (len(lines[0]), len(lines[1])),
-        {name: (getattr(rows[0], name), getattr(rows[1], name)) for name in ("step", "loss", "top1", "best")},
+        {
+            name: (getattr(rows[0], name), getattr(rows[1], name))
+            for name in ("step", "loss", "top1", "mean_ap", "best")
+        },
         {
             which: _distance(one.path / f"{which}.safetensors", two.path / f"{which}.safetensors")
             for which in KINDS

@@ -76,9 +76,9 @@ class RunPhotos:
         return (self.train, number) if number < n else (self.held, number - n)
 
     def label(self, number: int) -> str:
-        """Return the class of a photo."""
+        """Return the class of a photo, or its labels."""
         source, i = self._find(number)
-        return source.class_names[int(source.labels[i])]
+        return source.said(i)
 
     def file(self, number: int) -> tuple[bytes, str]:
         """Return a photo and its content type: its own bytes if browsers show its format, otherwise a PNG."""
@@ -111,9 +111,11 @@ def spread(labels: Array, count: int) -> list[int]:
     """Return positions of `count` images: each class in turn, spread over its images.
 
     Args:
-        labels: [N] classes.
+        labels: [N] classes; of several labels, [N, K], the first of each image counts.
         count: number of positions; fewer if there are fewer images.
     """
+    if labels.ndim == 2:
+        labels = np.where(labels.any(1), labels.argmax(1), labels.shape[1])
     classes = [np.flatnonzero(labels == k) for k in np.unique(labels)]
     turns = -(-count // max(len(classes), 1))
     rows = [places[np.unique(np.linspace(0, len(places) - 1, turns + 2).astype(int)[1:-1])] for places in classes]
@@ -146,7 +148,7 @@ def _at_hand(data: str) -> bool:
     kind, place = parse(data)
     if place:
         return Path(place).exists()
-    return kind == "digits" or (kind == "food" and (cache_folder() / "pizza_steak_sushi").is_dir())
+    return kind in ("digits", "digit-pairs") or (kind == "food" and (cache_folder() / "pizza_steak_sushi").is_dir())
 
 
 def _parts(run: RunFolder) -> tuple[Source, Source]:

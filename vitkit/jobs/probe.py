@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +16,16 @@ import sklearn.model_selection  # noqa: F401
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits
-from vitkit.errors import DataError
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.labels import LabelMeasures, mean_average_precision, sigmoid
 from vitkit.evaluation.logits import Outputs
-from vitkit.evaluation.measure import measure
 from vitkit.features import unknown
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
 from vitkit.features.embed import Embedded, Filled, fill
 from vitkit.features.head import attach, check_attachable
-from vitkit.features.probe import Fitted, Options, check_trainable, fit, tables
-from vitkit.jobs.evaluate import Evaluation, write
+from vitkit.features.probe import Fitted, Options, check_labels, check_trainable, fit, tables
+from vitkit.jobs.evaluate import Evaluation, measured, write
 from vitkit.jobs.splits import absolute
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
@@ -64,6 +65,7 @@ class Result:
         head_top1: accuracy of its linear head, which is what a checkpoint holds.
         more: further tables of its protocol.
         seconds: time for fitting.
+        mean_ap: mAP of the method on the held-out images, if images have several labels; then the accuracies are NaN.
     """
 
     fitted: Fitted
@@ -72,14 +74,14 @@ class Result:
     head_top1: float
     more: dict[str, Any]
     seconds: float
+    mean_ap: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
+        accuracy = {"top1": self.top1, "correct": self.correct, "head_top1": self.head_top1}
         return {
             "method": self.fitted.method,
-            "top1": self.top1,
-            "correct": self.correct,
-            "head_top1": self.head_top1,
+            **(accuracy if self.mean_ap is None else {"mean_ap": self.mean_ap}),
             "chosen": self.fitted.chosen,
             **self.more,
             "seconds": round(self.seconds, 3),
@@ -199,6 +201,14 @@ def probe(
     choice = choose(features, model.config)
     check_attachable(choice)
     parts = parts or parts_of(data, options.seed)
+    if parts.train.several:
+        for method in methods:
+            check_labels(method)
+        if accept is not None:
+            raise ConfigError(
+                f'"None of these" (--accept) needs one class per image; {data} has several labels per image, and an '
+                f"image may have none of them."
+            )
     images = len(parts.train) + len(parts.held)
     by = way(model, runtime.precision if runtime else "fp32", images, choice.name)  # the same for both
     train, held = (
@@ -219,7 +229,7 @@ def probe(
     embedded = time.perf_counter()
     A, B, names = train.read(), held.read(), parts.train.class_names
     results = tuple(_result(method, A, B, names, options) for method in methods)
-    best = attach(model, results[0].fitted.head, names, train.choice)
+    best = attach(model, results[0].fitted.head, names, train.choice, results[0].fitted.thresholds)
     accepted = None
     if accept is not None:
         best.known = unknown.fit(A.features, A.labels, best.input_spec, accept, options.seed)
@@ -231,7 +241,14 @@ def probe(
     fitted = time.perf_counter()
     seconds = {"embed": embedded - start, "fit": fitted - embedded, "work": fitted - start}
     found = Evaluation(
-        str(out), str(data), parts.words, measure(outputs, names), outputs, tuple(names), seconds["work"], by.name
+        str(out),
+        str(data),
+        parts.words,
+        measured(outputs, names, best.input_spec.thresholds),
+        outputs,
+        tuple(names),
+        seconds["work"],
+        by.name,
     )
     info: dict[str, Any] = {
         "kind": "probe",
@@ -256,6 +273,7 @@ def probe(
             "held_share": parts.share,
             "seed": options.seed,
             "fingerprint": parts.train.fingerprint(),
+            **({"several": True} if parts.train.several else {}),
         },
         **({} if accept is None else {"accept": accept, "accepted": accepted}),
         "cache": {"computed": train.computed + held.computed, "reused": train.reused + held.reused},
@@ -277,7 +295,9 @@ def probe(
                     "time": {"seconds": result.seconds},
                 }
             )
-        run.log({"event": "val", "step": 0, "weights": "last", "top1": found.measures.top1, "n": found.measures.n})
+        m = found.measures
+        score = {"mean_ap": m.mean_ap} if isinstance(m, LabelMeasures) else {"top1": m.top1}
+        run.log({"event": "val", "step": 0, "weights": "last", **score, "n": m.n})
         for name, why in (*train.skipped, *held.skipped):
             run.log({"event": "skipped", "name": name, "why": why})
         run.save(best, "best", {"probe": results[0].fitted.method, "features": train.choice.name})
@@ -298,6 +318,9 @@ def _result(method: str, A: Embedded, B: Embedded, names: Sequence[str], options
     start = time.perf_counter()
     found = fit(method, A.features, A.labels, names, options)
     seconds = time.perf_counter() - start
+    if A.labels.ndim == 2:
+        score = mean_average_precision(sigmoid(found.scores(B.features)), B.labels)
+        return Result(found, math.nan, 0, math.nan, {}, seconds, score)
     right = found.scores(B.features).argmax(1) == B.labels
     head = found.head.logits(B.features).argmax(1) == B.labels
     more = tables(method, A.features, A.labels, B.features, B.labels, len(names))

@@ -105,7 +105,7 @@ def search(
         for q, query in enumerate(asked.names):
             for i, value in zip(places[q], similarity[q], strict=True):
                 file = source.place(int(i))
-                label = source.class_names[int(source.labels[i])] if labelled else ""
+                label = source.said(int(i)) if labelled else ""
                 name = str(file if file is not None else source.names[int(i)])
                 found[q].append(Hit(query, 0, name, split, label, float(np.clip(value, -1, 1))))
     best = [sorted(hits, key=lambda hit: -hit.similarity)[:count] for hits in found]

@@ -98,12 +98,19 @@ def _front_matter(title: str, terms: str, found: Mapping[str, Any] | None, data:
                     {
                         "task": {"type": "image-classification"},
                         "dataset": {"name": data, "type": "custom"},
-                        "metrics": [{"type": "accuracy", "value": round(found["top1"], 4)}],
+                        "metrics": [_metric(found)],
                     }
                 ],
             }
         ]
     return "---\n" + "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items()) + "\n---"
+
+
+def _metric(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one number of an evaluation that the hub shows."""
+    if found.get("several"):
+        return {"type": "mAP", "name": "mean average precision", "value": round(found["mean_ap"], 4)}
+    return {"type": "accuracy", "value": round(found["top1"], 4)}
 
 
 def _data(data: Mapping[str, Any], spoken: str, model: Backbone) -> str:
@@ -113,7 +120,8 @@ def _data(data: Mapping[str, Any], spoken: str, model: Backbone) -> str:
     more = f", and {len(names) - MOST} more" if len(names) > MOST else ""
     images = f"{data['train']:,} training images" if "train" in data else "Training images"
     return (
-        f"## Data\n\n{images} from `{spoken.replace('`', '')}`, {len(names)} classes"
+        f"## Data\n\n{images} from `{spoken.replace('`', '')}`, "
+        f"{f'any number of {len(names)} labels per image' if model.input_spec.several else f'{len(names)} classes'}"
         f"{' (number of training images)' if counts else ''}: {', '.join(listed)}{more}."
     )
 
@@ -121,6 +129,8 @@ def _data(data: Mapping[str, Any], spoken: str, model: Backbone) -> str:
 def _results(found: Mapping[str, Any] | None) -> str:
     if not found:
         return "## Results\n\nNot evaluated. Run `vitkit eval` on the run, and write the card again."
+    if found.get("several"):
+        return _label_results(found)
     low, high = found["ci95"]
     lines = [
         f"## Results\n\nOn {found['n']:,} images ({_plain(found['part'])}):\n",
@@ -135,6 +145,25 @@ def _results(found: Mapping[str, Any] | None) -> str:
     lines += ["\n| class | images | precision | recall |", "|---|---|---|---|"]
     for row in found["per_class"][:MOST]:
         shares = f"{_share(row['precision'])} | {_share(row['recall'])}"
+        lines.append(f"| {_plain(row['name'])} | {row['support']} | {shares} |")
+    return "\n".join(lines)
+
+
+def _label_results(found: Mapping[str, Any]) -> str:
+    (low, high), (least, most) = found["ci95"], found["micro_f1_ci95"]
+    lines = [
+        f"## Results\n\nOn {found['n']:,} images ({_plain(found['part'])}), at the thresholds below:\n",
+        "| measure | value | 95% interval |",
+        "|---|---|---|",
+        f"| mAP | {found['mean_ap']:.1%} | {low:.1%} to {high:.1%} |",
+        f"| micro F1 | {found['micro_f1']:.3f} | {least:.3f} to {most:.3f} |",
+        f"| macro F1 | {found['macro_f1']:.3f} | |",
+        f"| images with exactly their labels | {found['exact']:.1%} | |",
+        "\n| label | images | average precision | threshold | precision | recall |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["per_class"][:MOST]:
+        shares = " | ".join(_share(row[name]) for name in ("ap", "threshold", "precision", "recall"))
         lines.append(f"| {_plain(row['name'])} | {row['support']} | {shares} |")
     return "\n".join(lines)
 
@@ -155,6 +184,11 @@ def _preprocessing(model: Backbone) -> str:
         f"## Preprocessing\n\nImages are converted to {spec.channels}, {how} with the {spec.interpolation} filter, "
         f"scaled to 0..1, and normalised with mean {_numbers(spec.mean)} and standard deviation {_numbers(spec.std)}."
     )
+    if spec.several:
+        text += (
+            "\n\nEach output is a label of its own: its probability is the sigmoid of the output, and an image gets "
+            "the label if that reaches the label's threshold. vitkit keeps the thresholds with the weights."
+        )
     if known is not None:
         text += (
             f'\n\nvitkit answers "none of these" for images far from all classes; it was set to accept '
@@ -194,6 +228,10 @@ def _loading(model: Backbone, name: str) -> str:
         f'processor = ViTImageProcessor.from_pretrained("{name}")',
         "```",
     ]
+    if model.input_spec.several:
+        blocks += [
+            "\nIts `problem_type` is `multi_label_classification`: compare `logits.sigmoid()` with the thresholds."
+        ]
     kind, _, patch = variant_of(model.config).removeprefix("vit-").partition("/")
     if kind in TIMM:
         blocks += [

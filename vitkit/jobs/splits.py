@@ -38,9 +38,14 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
     train = splits["train" if "train" in splits else "all"]()
     if not len(train):
         raise DataError(f"{spec} contains no images to train on.")
+    kind = "Label" if train.several else "Class"
     if empty := [name for name, count in train.counts().items() if not count]:
-        raise DataError(f"Class {empty[0]!r} of {spec} has no images to train on; add some or remove the class.")
-    if len(train.class_names) < 2:
+        raise DataError(
+            f"{kind} {empty[0]!r} of {spec} has no images to train on; add some or remove the {kind.lower()}."
+        )
+    if train.several:
+        notes.append(f"{spec} has {train.spoken()}. The loss is the sigmoid's, and mAP decides which weights are best.")
+    elif len(train.class_names) < 2:
         raise DataError(f"Expected at least two classes; {spec} has only {train.class_names[0]!r}.")
     if share == 0:
         if "all" in splits:
@@ -63,7 +68,7 @@ def train_and_val(spec: str | Path, share: float, seed: int) -> tuple[Source, So
     if missing := [name for name, count in val.counts().items() if not count]:
         images = train.counts()[missing[0]]
         raise DataError(
-            f"Class {missing[0]!r} has no images to validate on ({images} "
+            f"{kind} {missing[0]!r} has no images to validate on ({images} "
             f"image{'s' if images > 1 else ''} in total); add images, or use --val 0."
         )
     return kept, val, notes

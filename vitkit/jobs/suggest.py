@@ -74,6 +74,8 @@ def suggest(
     """
     if model.config.num_classes < 2:
         raise ConfigError("Expected a model with at least two classes; train one first, for example with vitkit probe.")
+    if model.input_spec.several:
+        raise ConfigError("Suggestions need a model that names one class per image; this one gives several labels.")
     source = images if isinstance(images, Images) else Images(images)
     filled = fill(
         model,

@@ -69,7 +69,7 @@ def sweep(
         )
         if outcome.interrupted:  # even if this run was finished: the sweep is not
             return {"stopped": outcome.signal}
-        scores[lr] = last_top1(RunFolder.open(out / f"lr-{lr:g}"))
+        scores[lr] = last_score(RunFolder.open(out / f"lr-{lr:g}"))
     best = max(scores, key=lambda lr: (scores[lr], -lr))
     found: dict[str, Any] = {
         "recipe": recipe,
@@ -90,6 +90,10 @@ def sweep(
     return found
 
 
-def last_top1(run: RunFolder) -> float:
+def last_score(run: RunFolder) -> float:
     """Return the accuracy of a run's last weights on its validation part."""
-    return next(row["top1"] for row in reversed(run.metrics()) if row["event"] == "val" and row["weights"] == "last")
+    return next(
+        row.get("top1", row.get("mean_ap"))
+        for row in reversed(run.metrics())
+        if row["event"] == "val" and row["weights"] == "last"
+    )

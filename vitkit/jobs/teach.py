@@ -43,7 +43,8 @@ def save(model: Backbone, weights: str, out: Path, taught: Taught) -> RunFolder:
     logits, n = taught.logits.astype(np.float32), len(taught.labels)
     place = {name: i for i, name in enumerate(images.names)}
     outputs = Outputs(logits, taught.labels, np.array([place[name] for name in taught.images]), taught.images)
-    found = Evaluation(str(out), data, PART, measure(outputs, taught.names), outputs, taught.names, taught.seconds)
+    measures = measure(outputs, taught.names)
+    found = Evaluation(str(out), data, PART, measures, outputs, taught.names, taught.seconds)
     info: dict[str, Any] = {
         "kind": "probe",
         "recipe_name": "teach",
@@ -74,16 +75,16 @@ def save(model: Backbone, weights: str, out: Path, taught: Taught) -> RunFolder:
     }
     row = {
         "method": "ridge",
-        "top1": found.measures.top1,
+        "top1": measures.top1,
         "correct": int((logits.argmax(1) == taught.labels).sum()),
-        "head_top1": found.measures.top1,
+        "head_top1": measures.top1,
         "chosen": taught.chosen,
     }
     try:
         with tempfile.TemporaryDirectory(prefix=".vitkit-", dir=out) as private:
             run = RunFolder.create(Path(private) / "run", info)
             run.log({"event": "probe", **row, "time": {"seconds": taught.seconds}})
-            run.log({"event": "val", "step": 0, "weights": "last", "top1": found.measures.top1, "n": n})
+            run.log({"event": "val", "step": 0, "weights": "last", "top1": measures.top1, "n": n})
             run.save(best, "best", {"probe": "ridge", "features": choice.name})
             # After the weights: results older than the weights are taken for those of other weights.
             write(run.path, found, {"methods": [row]})

@@ -32,7 +32,7 @@ from vitkit.training.build import new_head, new_model, pretrained
 from vitkit.training.lock import locked
 from vitkit.training.loop import Loop, Outcome, Watch
 from vitkit.training.lora import low_rank, merge
-from vitkit.training.objectives import OBJECTIVES, Objective
+from vitkit.training.objectives import OBJECTIVES, Objective, for_data
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
@@ -149,6 +149,9 @@ def prepare(
     kind_of = OBJECTIVES[how.objective]
     train, val, remarks = (train_and_val if kind_of.labels else unlabelled)(data, how.val, chosen.seed)
     train = some(train, how.images, chosen.seed)
+    how = for_data(how, train)
+    kind_of = OBJECTIVES[how.objective]
+    head: dict[str, Any] = {"bias": kind_of.head_bias(how, train)}
     check_data(how, val)
     how.warmup_steps(how.total(len(train)))  # refuses a warm-up that is too long
 
@@ -158,15 +161,18 @@ def prepare(
         built = own if isinstance(own, Backbone) else build(config, InputSpec.from_dict(stored["input_spec"]))
         built.licence = stored.get("licence", "")
     elif weights is not None:
-        built = pretrained(weights, how, train.class_names, image_size, **loading)
+        built = pretrained(weights, how, train.class_names, image_size, several=train.several, **head, **loading)
     elif isinstance(own, Backbone):
         built = own
         if own.config.num_classes != len(train.class_names):
-            new_head(own, train.class_names, how.head_bias)
+            new_head(own, train.class_names, **head)
     else:
         new = own or (config_from_dict(stored["same"]["config"]) if model == CUSTOM else model)
-        built = new_model(new, how, train.class_names, chosen.seed, image_size, fields)
-    built.input_spec = dataclasses.replace(built.input_spec, class_names=tuple(train.class_names))
+        built = new_model(new, how, train.class_names, chosen.seed, image_size, fields, **head)
+    thresholds = (0.5,) * len(train.class_names) if train.several else ()  # until a validation chooses them
+    built.input_spec = dataclasses.replace(
+        built.input_spec, class_names=tuple(train.class_names), thresholds=thresholds
+    )
     built.known = None  # training changes the features that it holds for
     objective = kind_of(how, chosen.seed, train)
     objective.check(built)
@@ -349,6 +355,7 @@ def _describe(ready: Prepared, name: str, model: str | None, weights: str | None
             "val": len(val) if val else 0,
             "classes": list(train.class_names),
             "counts": train.counts(),
+            **({"several": True} if train.several else {}),
         },
         # A resumed run must agree in these. Processes, micro-batches, workers and devices may change.
         "same": {

@@ -48,8 +48,10 @@ def check_data(recipe: Recipe, val: Source | None) -> None:
         raise ConfigError(
             "--early-stop needs images to validate on; got none. Use --val 0.1, or a val folder, or leave it out."
         )
+    option = "--class-weights" if recipe.class_weights == "balanced" else "--sampling"
+    if recipe.objective == "several-labels" and "balanced" in (recipe.class_weights, recipe.sampling):
+        raise ConfigError(f"{option} balanced needs one class per image; this data has several labels. Leave it out.")
     if not OBJECTIVES[recipe.objective].labels and "balanced" in (recipe.class_weights, recipe.sampling):
-        option = "--class-weights" if recipe.class_weights == "balanced" else "--sampling"
         raise ConfigError(f"{option} balanced needs labels, and {recipe.objective} uses none; leave it out.")
 
 

@@ -18,6 +18,7 @@ from vitkit.explanations.common import eval_mode, patch_map, reader, to_array
 from vitkit.explanations.patches import PICTURES as EQ_1
 from vitkit.explanations.patches import embedding
 from vitkit.jobs.patches import pixels_of
+from vitkit.model.classifier import probabilities
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.vit import ViT
 
@@ -54,7 +55,7 @@ class Walk(list[Step]):
 
     def __init__(self, model: ViT, x: Tensor) -> None:
         super().__init__(steps(model, x))
-        self.names = class_names(model) if model.config.num_classes else ()
+        self.names, self.spec = class_names(model) if model.config.num_classes else (), model.input_spec
         self.arrays = embedding(model, x)
         rows, self.reads = reader(model)
         value = {step.equation: step.value for step in self}
@@ -64,8 +65,10 @@ class Walk(list[Step]):
 
     @property
     def probabilities(self) -> Tensor:
-        """The softmax of the logits, [1, K]; the features' own values for a model without a head."""
-        return self[-1].value.softmax(-1) if self.names else self[-1].value
+        """The softmax of the logits, [1, K], or for several labels the sigmoid of each; the features' own values for a
+        model without a head."""
+        value = self[-1].value
+        return probabilities(value, self.spec).to(value.dtype) if self.names else value
 
     def best(self, count: int = 3) -> list[tuple[str, float]]:
         """The most probable classes with their probabilities; none for a model without a head.

@@ -95,11 +95,11 @@ class Watch:
     def _epoch(self, event: dict[str, Any]) -> None:
         parts = [
             f"epoch {event['epoch']:g}/{self.epochs:g}  step {event['step']:,}/{self.total:,}",
-            f"training {_scores(event, 'accuracy')}",
+            f"training {_scores(event)}",
         ]
         for row in self._validations:
             which = "average " if row["weights"] == "ema" else ""
-            parts.append(f"validation {which}{_scores(row, 'top1')}")
+            parts.append(f"validation {which}{_scores(row)}")
         self.say("  |  ".join(parts))
         self._validations = []
         self._since, self._from = time.monotonic(), event["step"]
@@ -122,6 +122,8 @@ def summary(info: dict[str, Any]) -> str:
     """
     data = info["data"]
     labels = f"of {len(data['classes'])} classes" if data["classes"] else "without labels"
+    if data.get("several"):
+        labels = f"with any of {len(data['classes'])} labels"
     model = "your model" if info["model"] == CUSTOM else info["model"] or info["weights"] or "its own model"
     return (
         f"{info['recipe_name']}: {model}, "
@@ -132,8 +134,12 @@ def summary(info: dict[str, Any]) -> str:
     )
 
 
-def _scores(row: dict[str, Any], accuracy: str) -> str:
-    return f"loss {row['loss']:.4f}" + (f" accuracy {row[accuracy]:.1%}" if accuracy in row else "")
+SCORES = {"accuracy": "accuracy", "top1": "accuracy", "mean_ap": "mAP"}  # the score of a line of metrics, for people
+
+
+def _scores(row: dict[str, Any]) -> str:
+    found = [f" {word} {row[name]:.1%}" for name, word in SCORES.items() if name in row]
+    return f"loss {row['loss']:.4f}" + "".join(found)
 
 
 def _duration(seconds: float) -> str:

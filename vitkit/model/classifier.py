@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import InputSpec
@@ -21,6 +22,21 @@ class Classifier(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor:
         """Return the logits of a batch."""
         ...
+
+
+def probabilities(logits: Tensor, spec: InputSpec) -> Tensor:
+    """Return the probabilities [..., K] float64 of logits: of the classes, or of each label for itself.
+
+    Args:
+        logits: [..., K].
+        spec: the model's; says which of the two its outputs are.
+    """
+    return logits.double().sigmoid() if spec.several else logits.double().softmax(-1)
+
+
+def log_probabilities(logits: Tensor, spec: InputSpec) -> Tensor:
+    """Return the logarithm of the same probabilities, in the type of the logits."""
+    return F.logsigmoid(logits) if spec.several else logits.log_softmax(-1)
 
 
 def device_of(model: Classifier) -> torch.device:

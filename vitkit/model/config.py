@@ -441,6 +441,9 @@ class InputSpec:
         channels: what images are converted to: `rgb`, `gray`, or `raw` (as many channels as `mean` has numbers).
         backend: `pillow`, or `tensor` (resizes like Hugging Face's default processor, within one level of Pillow).
         class_names: names of the outputs, in order; empty if unknown.
+        thresholds: for a model that gives an image any number of labels, the probability from which each output counts
+            as present, in order; each output is then a probability of its own (a sigmoid). Empty for a model that names
+            one class per image (a softmax). Written to files only if it is not empty.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -452,10 +455,11 @@ class InputSpec:
     channels: Channels = "rgb"
     backend: Backend = "pillow"
     class_names: tuple[str, ...] = ()
+    thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", pair(checks.size("size", self.size)))
-        for name in ("mean", "std", "class_names"):
+        for name in ("mean", "std", "class_names", "thresholds"):
             if not isinstance(values := getattr(self, name), Iterable) or isinstance(values, str):
                 raise ConfigError(f"{name} must be a list; got {checks.brief(values)}.")
             object.__setattr__(self, name, tuple(values))
@@ -481,6 +485,23 @@ class InputSpec:
         if len(set(self.class_names)) != len(self.class_names):
             twice = next(n for n in self.class_names if self.class_names.count(n) > 1)
             raise ConfigError(f"class_names must all be different; {twice!r} occurs twice.")
+        for value in self.thresholds:
+            checks.number("thresholds", value, 0, 1)
+
+    @property
+    def several(self) -> bool:
+        """Whether the model gives an image any number of labels, and not exactly one class."""
+        return bool(self.thresholds)
+
+    @property
+    def of_images(self) -> InputSpec:
+        """The part that is about images alone: without class names and thresholds."""
+        return dataclasses.replace(self, class_names=(), thresholds=())
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The same as JSON-compatible values."""
+        return {name: value for name, value in self.to_dict().items() if name not in ("class_names", "thresholds")}
 
     @classmethod
     def of(cls, config: ViTConfig | ResNetConfig) -> InputSpec:
@@ -501,11 +522,17 @@ class InputSpec:
                 f"The model has {config.num_classes} classes, but its InputSpec names "
                 f"{len(self.class_names)}; give one name per class, or none."
             )
+        if self.thresholds and len(self.thresholds) != config.num_classes:
+            raise ConfigError(
+                f"The model has {config.num_classes} labels, but its InputSpec has {len(self.thresholds)} thresholds; "
+                f"give one per label."
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible values."""
-        return _to_dict(self)
+        """Return all fields as JSON-compatible values; `thresholds` only if there are some, so that files without them
+        can be read by every version."""
+        return {name: value for name, value in _to_dict(self).items() if name != "thresholds" or value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> InputSpec:

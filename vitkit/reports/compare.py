@@ -39,6 +39,7 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
     drawn = []
     for event, value, title in (
         ("val", "top1", "Validation accuracy"),
+        ("val", "mean_ap", "Validation mAP"),
         ("train", "loss", "Training loss"),
         ("val", "loss", "Validation loss"),
     ):
@@ -57,7 +58,7 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
         if series:
             shown = dict(list(series.items())[-MOST_LINES:])
             words = title if len(shown) == len(series) else f"{title} (the latest {MOST_LINES} runs)"
-            y = "top-1 accuracy" if value == "top1" else value
+            y = {"top1": "top-1 accuracy", "mean_ap": "mAP"}.get(value, value)
             drawn.append(figure(draw.lines(shown, title=words, x="step", y=y), f"{title} of the runs"))
     return drawn
 

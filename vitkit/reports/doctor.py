@@ -51,7 +51,11 @@ def doctor_page(report: Report) -> str:
             (
                 "suspected labels",
                 "–" if report.suspects is None else f"{len(report.suspects):,}",
-                "needs --from WEIGHTS" if report.suspects is None else "another class is more probable",
+                "only for one class per image"
+                if report.combinations
+                else "needs --from WEIGHTS"
+                if report.suspects is None
+                else "another class is more probable",
             ),
             ("time", duration(report.seconds), "to look at everything"),
         ],
@@ -64,8 +68,8 @@ def doctor_page(report: Report) -> str:
         sections=[
             (
                 "conflicts",
-                "The same photo with two labels",
-                "At most one of the labels can be right. A cleaned copy leaves out all of these.",
+                "The same photo with different labels" if report.combinations else "The same photo with two labels",
+                "At most one of them can be right. A cleaned copy leaves out all of these.",
                 grouped(conflicts),
             ),
             (

@@ -17,13 +17,16 @@ from vitkit.data.preprocess import preprocess
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions, batches
 from vitkit.explanations.plots import PLOTS
+from vitkit.reports import labels
+from vitkit.reports import results as classes
 from vitkit.reports.render import duration, figure, millions, render, thumbnail
-from vitkit.reports.results import confused, read, results, verdict, wrong
+from vitkit.reports.results import confused, read, wrong
 from vitkit.training.run_folder import RunFolder, whole_config
 
 MOST_SAMPLES = 60  # sample images on the page
 MOST_ROWS = 200  # rows of the per-class table
 SHEET = 12  # images in the sheet of rollouts
+OUTPUTS = ("class_names", "thresholds")  # fields of InputSpec that are not about preprocessing
 ELSEWHERE = ("position-grid",)  # `vitkit figures` draws it; here it would repeat the smaller one
 PREDICTED = (
     "Validation photos; what the model saw of them, grey where the mask token stands, with "
@@ -72,6 +75,7 @@ def page(run: RunFolder, shown: PageInputs) -> str:
     """
     metrics = run.metrics()
     found = shown.evaluation
+    said = labels if found and found.get("several") else classes
     return render(
         "page.html",
         title=run.path.resolve().name,
@@ -86,9 +90,9 @@ def page(run: RunFolder, shown: PageInputs) -> str:
         samples=samples(shown.train),
         counts=counts(run.info),
         evaluation=found,
-        verdict=verdict(found) if found else None,
-        results=results(found) if found else None,
-        rows=(found or {}).get("per_class", [])[:MOST_ROWS],
+        verdict=said.verdict(found) if found else None,
+        results=said.results(found) if found else None,
+        rows=said.rows(found)[:MOST_ROWS] if found else [],
         wrong=wrong(found, shown.held, shown.model, shown.max_images) if found and shown.held is not None else [],
         pairs=confused(found, shown.held),
         masked=(figure(shown.masked, "Predicted patches"), PREDICTED) if shown.masked else None,
@@ -112,14 +116,18 @@ def cards(
     train = [row for row in metrics if row.get("event") == "train"]
     val = [row for row in metrics if row.get("event") == "val"]
     result = []
-    if info.get("recipe", {}).get("objective", "classify") != "classify":
+    scored = [row["mean_ap"] for row in val if "mean_ap" in row]
+    if scored:
+        if not found:
+            result.append(("best mAP", f"{max(scored):.1%}", "on the validation split"))
+    elif info.get("recipe", {}).get("objective", "classify") != "classify":
         if val:
             result.append(
                 ("lowest validation loss", f"{min(row['loss'] for row in val):.3f}", "what the run minimises")
             )
     elif not found and val:
         result.append(("best top-1 accuracy", f"{max(row['top1'] for row in val):.1%}", "on the validation split"))
-    if found and len(found["per_class"]) > 5:
+    if found and "top5" in found and len(found["per_class"]) > 5:
         result.append(("top-5 accuracy", f"{found['top5']:.1%}", "the true class is among the five most probable"))
     if train:
         result.append(("training loss", f"{train[-1]['loss']:.3f}", f"step {train[-1]['step']:,} of {info['steps']:,}"))
@@ -167,7 +175,7 @@ def settings(info: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
         ("Recipe", info.get("recipe", {})),
         ("Settings", info.get("settings", {})),
         ("Model", whole_config(info)),
-        ("Preprocessing", {k: v for k, v in info.get("input_spec", {}).items() if k != "class_names"}),
+        ("Preprocessing", {k: v for k, v in info.get("input_spec", {}).items() if k not in OUTPUTS}),
         (
             "Environment",
             {k: v for k, v in environment.items() if k not in ("command", "packages")}
@@ -208,6 +216,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
     kinds = {"last": "validation", "ema": "validation (averaged weights)"}
     judged = {words: rows for kind, words in kinds.items() if (rows := [r for r in val if r["weights"] == kind])}
     speed = [row["time"]["images_per_second"] for row in train]
+    captions = CAPTIONS | {"mAP": labels.MAP_CURVE}
     drawn = {
         "Loss": draw.lines(
             {"training": of("loss", train)} | {n: of("loss", rows) for n, rows in judged.items()},
@@ -227,6 +236,11 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
             if "accuracy" in train[0]
             else {}
         ),
+        **(
+            {"mAP": draw.lines({n: of("mean_ap", rows) for n, rows in judged.items()}, title="mAP", x="step", y="mAP")}
+            if val and "mean_ap" in val[0]
+            else {}
+        ),
         "Learning rate": draw.lines(
             {"lr": of("lr", train)}, title="Learning rate", x="step", y="learning rate", from_zero=True
         ),
@@ -234,7 +248,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
             {"images/s": (steps, speed)}, title="Throughput", x="step", y="images per second", from_zero=True
         ),
     }
-    return [(figure(one, f"{name} over the training steps"), CAPTIONS[name]) for name, one in drawn.items()]
+    return [(figure(one, f"{name} over the training steps"), captions[name]) for name, one in drawn.items()]
 
 
 def counts(info: Mapping[str, Any]) -> list[tuple[str, int, float]]:
@@ -252,7 +266,7 @@ def samples(source: Source | None) -> list[tuple[str, list[str]]]:
     K = len(source.class_names)
     each = max(min(MOST_SAMPLES // max(K, 1), 8), 1)
     for label in range(min(max(K, 1), MOST_SAMPLES)):
-        of_class = np.flatnonzero(source.labels == label)
+        of_class = np.flatnonzero(source.labels[:, label] if source.several else source.labels == label)
         places = of_class[np.linspace(0, len(of_class) - 1, min(each, len(of_class))).round().astype(int)]
         shown = [one for one in (read(source, int(i)) for i in places) if one is not None]
         result.append((source.class_names[label] if K else "without labels", [thumbnail(image) for image in shown]))

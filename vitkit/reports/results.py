@@ -32,15 +32,16 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     n, (low, high) = found["n"], found["ci95"]
     right = round(found["top1"] * n)
     one = "image" if n == 1 else "images"
+    sure = how_sure(found["reliability"])
     return {
         "accuracy": share(found["top1"]),
+        "unit": "",
         "low": low,
         "high": high,
         "at": found["top1"],
         "says": f"{right:,} of {n:,} {one} of {found['part']} are classified correctly.",
         "means": f"On other images of this kind, expect {low:.1%} to {high:.1%} (95% confidence interval).",
-        "confuses": confuses(found),
-        "sure": how_sure(found["reliability"]),
+        "facts": [("What it confuses", confuses(found)), *([("How sure to be", sure)] if sure else [])],
     }
 
 
@@ -136,7 +137,10 @@ LOOKED = {  # the maps next to a wrong prediction, those that fit the model, and
 
 
 def wrong(found: Mapping[str, Any], held: Source, model: Any, max_images: int) -> list[dict[str, Any]]:
-    """Return the most confident wrong predictions with their images, and with maps (LOOKED) if there is a model."""
+    """Return the most confident wrong predictions with their images, and with maps (LOOKED) if there is a model.
+
+    With several labels per image, the maps are of the label in question.
+    """
     places = {name: i for i, name in enumerate(held.names)} if found["worst"] else {}
     result: list[dict[str, Any]] = []
     for row in found["worst"]:
@@ -147,12 +151,14 @@ def wrong(found: Mapping[str, Any], held: Source, model: Any, max_images: int) -
         if model is not None and len(result) < max_images:
             names = [score["name"] for score in found["per_class"]]
             x = preprocess(image, model.input_spec, row["image"])[None]
-            target = names.index(row["predicted"]) if row["predicted"] in names else None
+            about = row.get("label", row["predicted"])
+            target = names.index(about) if about in names else None
             looked = []
             for name, words in LOOKED.items():
                 if PLOTS[name].fits(model):
                     one = PLOTS[name].arrays(model, x, PlotOptions(target=target))
-                    looked.append((picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value])), words))
+                    about_it = words.replace("predicted class", "label") if "label" in row else words
+                    looked.append((picture(draw.overlay(_large(one["image"]), one[PLOTS[name].value])), about_it))
         result.append({**row, "picture": thumbnail(image, 160), "looked": looked})
         if len(result) == MOST_WRONG:
             break
@@ -167,7 +173,7 @@ def _large(image: Any) -> Any:
 
 def confused(found: Mapping[str, Any] | None, held: Source | None) -> list[dict[str, Any]]:
     """Return the most frequent confusions, each with an example if the wrong predictions include one."""
-    if not found:
+    if not found or found.get("several"):
         return []
     places = {name: i for i, name in enumerate(held.names)} if held is not None else {}
     result = []
@@ -198,3 +204,8 @@ def read(source: Source, i: int) -> Any:
         return source.read(i)[0]
     except BadImage:  # already reported by training or evaluation
         return None
+
+
+def rows(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of the table of classes."""
+    return list(found["per_class"])

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 import vitkit
 from vitkit.errors import InputError, RequestError, VitkitError
+from vitkit.evaluation.predict import Guess
 from vitkit.evaluation.predict import Prediction as Predicted
 from vitkit.server import explaining, pages
 from vitkit.server.middleware import Middleware, error_response, sentence_of
@@ -36,6 +37,9 @@ class Top(BaseModel):
     name: str = Field(serialization_alias="class")
     index: int
     p: float
+    threshold: float | None = Field(
+        None, description="Probability from which a label counts as present. null if the model names one class."
+    )
 
 
 class Prediction(BaseModel):
@@ -48,6 +52,11 @@ class Prediction(BaseModel):
         None,
         description="Distance to the nearest class, as a share of what the model accepts: above 1 is none of these. "
         "null if the model accepts everything.",
+    )
+    labels: list[Top] | None = Field(
+        None,
+        description="All labels of the image, for a model that gives an image any number of labels: those that reach "
+        "their thresholds, whatever `top` is. null if the model names one class.",
     )
 
 
@@ -140,10 +149,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 # Answers in the documentation.
-TOP = [{"class": "sushi", "index": 2, "p": 0.98}, {"class": "pizza", "index": 0, "p": 0.015}]
+TOP = [
+    {"class": "sushi", "index": 2, "p": 0.98, "threshold": None},
+    {"class": "pizza", "index": 0, "p": 0.015, "threshold": None},
+]
 BAD = {"name": "notes.txt", "error": "notes.txt: not an image in a format that vitkit reads. [...]", "kind": "BadImage"}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "predict": [{"name": "sushi.jpg", "top": TOP, "none_of_these": False, "distance": 0.4}, BAD],
+    "predict": [{"name": "sushi.jpg", "top": TOP, "none_of_these": False, "distance": 0.4, "labels": None}, BAD],
     "embed": [{"name": "sushi.jpg", "embedding": [0.12, -1.3, 0.77]}, BAD],
     "similar": [
         {"name": "sushi.jpg", "similar": [{"photo": "/v1/photos/3", "class": "sushi", "similarity": 0.83}]},
@@ -256,9 +268,22 @@ def _api(app: FastAPI, service: Service, teaches: bool) -> None:
         """
         uploads = await read_uploads(request, settings)
 
+        limits = service.spec.thresholds
+
+        def tops(guesses: Sequence[Guess]) -> list[Top]:
+            return [
+                Top(name=g.name, index=g.index, p=g.probability, threshold=limits[g.index] if limits else None)
+                for g in guesses
+            ]
+
         def result(upload: Upload, one: Predicted) -> Prediction:
-            best = [Top(name=g.name, index=g.index, p=g.probability) for g in one.guesses]
-            return Prediction(name=upload.name, top=best, none_of_these=one.none_of_these, distance=one.distance)
+            return Prediction(
+                name=upload.name,
+                top=tops(one.guesses),
+                none_of_these=one.none_of_these,
+                distance=one.distance,
+                labels=None if one.labels is None else tops(one.labels),
+            )
 
         return Predictions(results=per_image(uploads, await service.predict(uploads, top), result))
 

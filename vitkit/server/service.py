@@ -21,9 +21,9 @@ from vitkit.cpu_features import check_type
 from vitkit.data.preprocess import normalize
 from vitkit.errors import Busy, ConfigError, InputError, VitkitError, pick
 from vitkit.evaluation.names import class_names
-from vitkit.evaluation.predict import Guess, Prediction
+from vitkit.evaluation.predict import Prediction, answer
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import device_of
+from vitkit.model.classifier import device_of, probabilities
 from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
 from vitkit.model.known import Judged
@@ -217,10 +217,8 @@ class Service:
     def _prediction(self, name: str, row: Array, top: int) -> Prediction:
         """The prediction for logits [K], or [K + 1] with the distance to the known classes."""
         K = len(self.names)
-        p = torch.from_numpy(row[:K]).double().softmax(0).numpy()
-        best = np.argsort(-p, kind="stable")[:top]
-        guesses = tuple(Guess(self.names[k], int(k), float(p[k])) for k in best)
-        return Prediction(name, guesses, distance=float(row[K]) if self.judged else None)
+        p = probabilities(torch.from_numpy(row[:K]), self.spec).numpy()
+        return answer(name, p, self.names, self.spec, top, distance=float(row[K]) if self.judged else None)
 
     async def embed(self, uploads: Sequence[Upload]) -> list[Array | VitkitError]:
         """The features of each image, y of Eq. 4, [D], or why it has none."""
@@ -265,7 +263,7 @@ class Service:
     def card(self) -> dict[str, Any]:
         """The model card: what a client needs to use the model and to know which one answered."""
         c, s = self.model.config, self.settings
-        spec = {name: value for name, value in self.spec.to_dict().items() if name != "class_names"}
+        spec = self.spec.preprocessing
         if isinstance(c, ResNetConfig):
             inside = {
                 "patch_size": c.pixels,
@@ -297,6 +295,7 @@ class Service:
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "classes": list(self.names),
+            "several_labels": self.spec.several,
             "input_spec": spec,
             **inside,
             "limits": {

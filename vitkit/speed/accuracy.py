@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ class Accuracy:
 
     Args:
         images: number of images.
-        agreement: share of images for which both predict the same class.
+        agreement: share of images for which both predict the same class, or exactly the same labels.
         difference: largest difference of a logit, relative to the plain model's largest logit.
         typical: root mean square of the difference, relative to the standard deviation of the plain model's logits.
         tolerance: promised upper bound of `difference`; None if nothing is promised.
@@ -61,14 +62,21 @@ class Accuracy:
         return lines
 
 
-def compare(plain: Array, fast: Array, labels: Array | None = None, tolerance: float | None = None) -> Accuracy:
+def compare(
+    plain: Array,
+    fast: Array,
+    labels: Array | None = None,
+    tolerance: float | None = None,
+    thresholds: Sequence[float] = (),
+) -> Accuracy:
     """Compare the logits of a faster form with the plain model's.
 
     Args:
         plain: [N, K] of the plain model.
         fast: [N, K] of the faster form.
-        labels: [N] correct outputs; None if unknown.
+        labels: [N] correct outputs; None if unknown. Ignored with thresholds.
         tolerance: see Accuracy.
+        thresholds: those of a model that gives an image any number of labels, see InputSpec (default: none).
 
     Raises:
         InputError: the shapes differ, or there are no images.
@@ -78,11 +86,16 @@ def compare(plain: Array, fast: Array, labels: Array | None = None, tolerance: f
             f"Expected logits [images, classes] of the same images; got {list(plain.shape)} and {list(fast.shape)}."
         )
     plain, fast = plain.astype(np.float64), fast.astype(np.float64)
-    error, spread = plain - fast, plain - plain.mean(1, keepdims=True)
+    error, spread = plain - fast, plain - plain.mean(None if thresholds else 1, keepdims=True)
     first, second = plain.argmax(1), fast.argmax(1)
+    same = first == second
+    if thresholds:
+        limits = np.clip(np.asarray(thresholds), 1e-300, 1 - 1e-16)
+        limits, labels = np.log(limits) - np.log1p(-limits), None
+        same = ((plain >= limits) == (fast >= limits)).all(1)
     return Accuracy(
         images=len(plain),
-        agreement=float((first == second).mean()),
+        agreement=float(same.mean()),
         difference=float(np.abs(error).max() / max(np.abs(plain).max(), 1e-12)),
         typical=float(np.sqrt((error**2).mean() / max((spread**2).mean(), 1e-24))),
         tolerance=tolerance,

@@ -26,6 +26,7 @@ def new_model(
     seed: int,
     image_size: int | tuple[int, int] | None = None,
     fields: Mapping[str, Any] | None = None,
+    bias: float | Sequence[float] | None = None,
 ) -> Backbone:
     """Create a model with random weights, which depend only on the seed.
 
@@ -36,6 +37,7 @@ def new_model(
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
         fields: fields of the configuration to change.
+        bias: initial bias of the head, one or one per output (default: the recipe's).
     """
     size = image_size or (recipe.image_size if name is None or isinstance(name, str) else None)
     changes: dict[str, Any] = {
@@ -55,7 +57,7 @@ def new_model(
     torch.manual_seed(seed)
     model = build(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
     if classes:
-        _set_bias(model.head, recipe.head_bias)
+        _set_bias(model.head, recipe.head_bias if bias is None else bias)
     return model
 
 
@@ -64,6 +66,9 @@ def pretrained(
     recipe: Recipe,
     classes: Sequence[str],
     image_size: int | tuple[int, int] | None = None,
+    *,
+    bias: float | Sequence[float] | None = None,
+    several: bool = False,
     **overrides: Any,
 ) -> Backbone:
     """Load a pre-trained model. A head for exactly these classes is kept; any other is replaced by zeros (section 3.1).
@@ -73,6 +78,8 @@ def pretrained(
         recipe: sets the image size and the dropout.
         classes: the class names, one per output.
         image_size: in pixels (default: the recipe's, or else that of the weights).
+        bias: initial bias of a new head, one or one per output (default: the recipe's).
+        several: whether an image can have several of the classes; a head for the other kind is replaced.
         overrides: other arguments of `vitkit.load`.
     """
     model = load(
@@ -86,25 +93,26 @@ def pretrained(
     with torch.no_grad():  # copies: `load` may have mapped the parameters from the file
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-    if model.input_spec.class_names != tuple(classes) or not (classes or isinstance(model.head, nn.Identity)):
-        new_head(model, classes, recipe.head_bias)
+    kept = model.input_spec.class_names == tuple(classes) and model.input_spec.several == several
+    if not kept or not (classes or isinstance(model.head, nn.Identity)):
+        new_head(model, classes, recipe.head_bias if bias is None else bias)
     return model
 
 
-def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None:
+def new_head(model: Backbone, classes: Sequence[str], bias: float | Sequence[float] = 0.0) -> None:
     """Replace the whole head by one linear layer with zero weights, in place; without classes, by nothing.
 
     Args:
         model: a ViT or a ResNet.
         classes: the class names, one per new output.
-        bias: initial bias of every output (default: 0).
+        bias: initial bias of every output, or of each (default: 0).
     """
     if isinstance(model, ViT):
         without = tuple(name for name in model.config.without_bias if name != "head")  # CLIP's projection has no bias
         model.config = dataclasses.replace(model.config, pre_logits=False, without_bias=without)
         model.pre_logits = None
     model.config = dataclasses.replace(model.config, num_classes=len(classes))
-    model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes))
+    model.input_spec = dataclasses.replace(model.input_spec, class_names=tuple(classes), thresholds=())
     if not classes:
         model.head = nn.Identity()
         return
@@ -115,8 +123,9 @@ def new_head(model: Backbone, classes: Sequence[str], bias: float = 0.0) -> None
     _set_bias(new, bias)
 
 
-def _set_bias(head: nn.Module, value: float) -> None:
+def _set_bias(head: nn.Module, value: float | Sequence[float]) -> None:
     """Set every bias of a head; DeiT's distilled models have two layers."""
     for layer in head.modules():
         if isinstance(layer, nn.Linear) and layer.bias is not None:
-            nn.init.constant_(layer.bias, value)
+            with torch.no_grad():
+                layer.bias.copy_(torch.as_tensor(value, dtype=layer.bias.dtype).expand_as(layer.bias))

@@ -54,7 +54,8 @@ class Outcome:
     Args:
         step: updates done.
         total: updates of the whole run.
-        best: highest validation accuracy, or lowest loss if the objective judges by it; None without a validation part.
+        best: highest validation accuracy or mAP, or lowest loss, whichever the objective judges by; None without a
+            validation part.
         signal: number of the signal that asked the run to stop, be it during the last update; 0 if none did.
         seconds: duration of this process's part of the run.
         why: why the run stopped before its last update, if it stopped early by itself.
@@ -271,7 +272,13 @@ class Loop:
         p = self.progress
         logged = self.run.log_size() if pending and self.runtime.main else p.logged
         return replace(
-            p, pending=pending, logged=logged, window=dict(p.window), epoch=dict(p.epoch), skipped=dict(p.skipped)
+            p,
+            pending=pending,
+            logged=logged,
+            window=dict(p.window),
+            epoch=dict(p.epoch),
+            skipped=dict(p.skipped),
+            thresholds=dict(p.thresholds),
         )
 
     def _rescue(self, error: Exception) -> str:
@@ -438,6 +445,8 @@ class Loop:
             found = self.runtime.gather(found)[0]  # the main process's, so that all of them agree on whether to save
             seconds = {"seconds": time.perf_counter() - began}
             self._log({"event": "val", "step": step, "weights": which, **found, "time": seconds})
+            if "thresholds" in found:
+                self.progress.thresholds[which] = found["thresholds"]
             loss = found["loss"]
             results[which] = (-loss if self.objective.judge == "loss" else found[self.objective.judge], loss)
         return consider(self.progress, results, step)
@@ -477,14 +486,21 @@ class Loop:
         best = p.best is not None and p.best_step == p.step
         score = {judge: repr(p.best_loss if judge == "loss" else p.best)}
         beside = self.objective.beside(self.learner)  # the parameters themselves: averaged when the model's are
+        self._set_thresholds("last")
         self.run.save(self.bare, "last", extra, beside)
         if best and p.best_weights == "last":
             self.run.save(self.bare, "best", extra | score, beside)
         if self.average is not None:
             with self.average.in_place():
+                self._set_thresholds("ema")
                 self.run.save(self.bare, "ema", extra, beside)
                 if best and p.best_weights == "ema":
                     self.run.save(self.bare, "best", extra | score, beside)
+
+    def _set_thresholds(self, which: str) -> None:
+        """Give the model the thresholds that were chosen for these weights, if labels have any."""
+        if found := self.progress.thresholds.get(which):
+            self.bare.input_spec = replace(self.bare.input_spec, thresholds=tuple(found))
 
 
 @contextmanager

@@ -6,6 +6,8 @@ around the model; these are trained and saved with the run's state, while the ru
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, EvalLoader
 from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.labels import best_thresholds, cross_entropy, mean_average_precision, sigmoid
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.measure import answers
 from vitkit.model.backbone import Backbone
@@ -40,7 +43,7 @@ class Objective(ABC):
 
     labels = True  # whether the images need labels
     fused = True  # whether the model's fused training forward can be used
-    judge = "top1"  # what the best weights have: the highest validation accuracy, or the lowest `loss`
+    judge = "top1"  # what the best weights have: the highest of this on the validation part, or the lowest `loss`
 
     def __init__(self, recipe: Recipe, seed: int, train: Source) -> None:
         self.recipe, self.seed = recipe, seed
@@ -52,6 +55,11 @@ class Objective(ABC):
     def identity(self) -> dict[str, str]:
         """Return what a resumed run must agree in, besides the recipe, the model and the data."""
         return {}
+
+    @classmethod
+    def head_bias(cls, recipe: Recipe, train: Source) -> float | list[float]:
+        """Return the initial bias of a new head: one for all outputs, or one for each."""
+        return recipe.head_bias
 
     def learner(self, model: Backbone) -> nn.Module:
         """Return the module whose parameters are trained: the model, or a module that has it as `vit`.
@@ -87,7 +95,9 @@ class Objective(ABC):
 
     @abstractmethod
     def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
-        """Return the metrics of the learner's present weights: `loss`, `images`, and `top1` if answers are counted.
+        """Return the metrics of the learner's present weights: `loss`, `images`, and what `judge` names.
+
+        `thresholds`, if there are any, are kept with the weights, see InputSpec.
 
         Args:
             learner: the result of `learner`.
@@ -143,6 +153,41 @@ class Classify(Objective):
             "top1": float((rank == 0).mean()),
             "top5": float((rank < 5).mean()),
             "images": len(outputs),
+        }
+
+
+class SeveralLabels(Classify):
+    """Say of each label whether the image has it: sigmoid outputs, judged by mAP."""
+
+    judge = "mean_ap"
+
+    @classmethod
+    def head_bias(cls, recipe: Recipe, train: Source) -> list[float]:
+        """See Objective; the log-odds of each label, so that a head of zero weights starts with its frequency."""
+        return [math.log((n + 0.5) / (len(train) - n + 0.5)) for n in train.counts().values()]
+
+    @property
+    def counts(self) -> bool:
+        """See Objective; an image is not right or wrong as a whole."""
+        return False
+
+    def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+        """See Objective."""
+        with runtime.autocast():
+            logits = forward(batch.pixels)
+        loss = LOSSES["sigmoid"](logits.float(), batch, self.recipe.label_smoothing, bool(self.recipe.mix)).sum()
+        return loss, torch.zeros((), device=loss.device)
+
+    def validate(self, learner: nn.Module, source: Source, runtime: Runtime, **how: Any) -> dict[str, Any]:
+        """See Objective; the thresholds are those with the highest F1 of each label."""
+        assert isinstance(learner, Backbone)
+        outputs = logits_of(learner, source, runtime=runtime, **how)
+        p = sigmoid(outputs.logits)
+        return {
+            "loss": cross_entropy(outputs.logits, outputs.labels),
+            "mean_ap": mean_average_precision(p, outputs.labels),
+            "images": len(outputs),
+            "thresholds": list(best_thresholds(p, outputs.labels)),
         }
 
 
@@ -225,4 +270,28 @@ class Distil(Classify):
         return (1 - share) * loss + share * T**2 * F.kl_div(q, p, reduction="none", log_target=True).sum(1)
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"classify": Classify, "masked-patch": MaskedPatch, "distil": Distil}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classify": Classify,
+    "several-labels": SeveralLabels,
+    "masked-patch": MaskedPatch,
+    "distil": Distil,
+}
+
+
+def for_data(recipe: Recipe, train: Source) -> Recipe:
+    """Return the recipe for a data set: one that classifies learns several labels per image where the data has them.
+
+    Args:
+        recipe: the recipe.
+        train: the training part.
+    """
+    if recipe.objective == "several-labels" and not train.several:
+        raise ConfigError(
+            "The objective several-labels needs several labels per image: a table with a column 'labels', or with one "
+            "column of 0 and 1 per label. This data has one class per image; use the objective classify."
+        )
+    if recipe.objective == "distil" and train.several:
+        raise ConfigError("--teacher needs one class per image; this data has several labels. Leave it out.")
+    if recipe.objective != "classify" or not train.several:
+        return recipe
+    return dataclasses.replace(recipe, objective="several-labels", loss="sigmoid")

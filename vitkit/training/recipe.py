@@ -17,7 +17,7 @@ from vitkit.model.config import ViTConfig
 Optimizer = Literal["adamw", "adam", "sgd"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
-Objective = Literal["classify", "masked-patch", "distil"]
+Objective = Literal["classify", "several-labels", "masked-patch", "distil"]
 Target = Literal["mean", "4x4", "patch"]
 Sampling = Literal["uniform", "balanced"]
 ClassWeights = Literal["equal", "balanced"]
@@ -77,7 +77,8 @@ class Recipe:
         ema: decay of the running (Polyak) average of the weights; None for no average.
         layer_decay: learning rate of each layer relative to the layer above it; None for equal rates.
         loss: `softmax` (one class per image) or `sigmoid` (each class independently).
-        label_smoothing: share of each target that is spread over all classes.
+        label_smoothing: share of each target that is spread over all classes; with several labels per image, each moves
+            by this share towards 1/2.
         class_weights: `equal`, or `balanced`: in the loss an image counts in inverse proportion to the images of its
             class, as scikit-learn's `balanced` does. Evaluation is not weighted.
         sampling: `uniform` (each image once per epoch), or `balanced` (every class equally often; an epoch keeps its
@@ -89,7 +90,7 @@ class Recipe:
         dropout: dropout rate after dense layers and position embeddings.
         drop_path: stochastic-depth rate of the last block; it grows linearly from 0 at the first.
         pre_logits: whether a new model's head has the paper's hidden layer.
-        head_bias: initial bias of a new head.
+        head_bias: initial bias of a new head; with several labels per image it starts from each label's frequency.
         freeze: patterns of the names of parameters that are not trained (`blocks.0.*`).
         from_probe: whether a pre-trained model's head starts from the probe, that is logistic regression on frozen
             features, instead of zeros.

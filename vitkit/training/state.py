@@ -48,6 +48,7 @@ class TrainingState:
         epoch: the same sums since the last line about an epoch.
         skipped: unreadable images that were skipped and reported: name -> reason.
         scaler: state of fp16's loss scaler.
+        thresholds: those that the last validation chose: `last` or `ema` -> one per label; empty for other objectives.
     """
 
     step: int = 0
@@ -64,6 +65,7 @@ class TrainingState:
     epoch: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
 
 
 def write(

@@ -6,9 +6,10 @@ import { $, element, percent } from "./dom.js";
 const LISTED = 24;       // classes before the first photo
 
 // Before the first photo: what the model can tell apart.
-export function showClasses(classes) {
+export function showClasses({ classes, several_labels: several }) {
   const more = classes.length - LISTED;
-  $("knows").textContent = classes.length ? `It tells ${classes.length.toLocaleString("en")} classes apart.`
+  $("knows").textContent = classes.length ? several ? `It looks for ${classes.length.toLocaleString("en")} labels; a photo can have several, or none.`
+    : `It tells ${classes.length.toLocaleString("en")} classes apart.`
     : "This model predicts no classes, but you can look inside it.";
   $("classes").replaceChildren(...classes.slice(0, LISTED).map((name) => element("li", { textContent: name })),
     ...(more > 0 ? [element("li", { className: "quiet", textContent: `and ${more.toLocaleString("en")} more` })] : []));
@@ -30,13 +31,17 @@ function bar(guess, onClass) {
     mark.style.left = `${100 * guess.threshold}%`;
     track.append(mark);
   }
-  const row = element("button", { type: "button", title: `Show where the model sees ${guess.class}` },
+  const absent = guess.threshold != null && guess.p < guess.threshold;
+  const row = element("button", { type: "button", className: absent ? "absent" : "", title: `Show where the model sees ${guess.class}` },
     element("span", { className: "name", textContent: guess.class }),
     element("span", { className: "share", textContent: percent(guess.p) }), track);
   row.addEventListener("click", () => onClass(guess.index));
   grow(fill, Math.max(100 * guess.p, 0.4));
   return element("li", {}, row);
 }
+
+// The labels of a photo as one text; empty without any.
+export function nameLabels(labels) { return labels.map((label) => label.class).join(", "); }
 
 // Show an answer, and return it as a sentence. `onClass` is called with the class whose row was clicked.
 export function showAnswer(answer, onClass) {
@@ -48,7 +53,11 @@ export function showAnswer(answer, onClass) {
     return "This model predicts no classes, but you can look inside it.";
   }
   const none = element("li", { className: "none" }, element("span", { className: "name", textContent: "None of these" }));
-  $("bars").replaceChildren(...(answer.none_of_these ? [none] : []), ...answer.top.map((guess) => bar(guess, onClass)));
+  const { labels = null } = answer;      // of a model that gives a photo any number of labels; then the likeliest others
+  const shown = labels ? [...labels, ...answer.top.filter((guess) => guess.p < guess.threshold)] : answer.top;
+  $("bars").classList.toggle("several", labels !== null);
+  if (labels?.length === 0) none.firstChild.textContent = "No label";
+  $("bars").replaceChildren(...(answer.none_of_these || labels?.length === 0 ? [none] : []), ...shown.map((guess) => bar(guess, onClass)));
   const { distance = null } = answer;
   $("meter").hidden = distance === null;
   if (distance !== null) {      // the mark is in the middle: as far as what is accepted
@@ -57,7 +66,8 @@ export function showAnswer(answer, onClass) {
     grow($("meter-fill"), Math.min(50 * distance, 100));
   }
   const [first] = answer.top;
-  const said = answer.none_of_these ? `None of these (nearest: ${first.class})` : `${first.class}, ${percent(first.p)}`;
+  let said = answer.none_of_these ? `None of these (nearest: ${first.class})` : `${first.class}, ${percent(first.p)}`;
+  if (labels) said = nameLabels(labels) || `No label (nearest: ${first.class})`;
   return `${said}. Took ${answer.seconds.toFixed(2)} s.`;
 }
 

@@ -31,7 +31,7 @@ function setUpInputs() {
 // The run's name and its classes; the list of them is on the photos tab.
 function showHeader(model) {
   const count = model.classes.length, few = model.classes.slice(0, 5).join(", ");
-  const classes = count ? [count > 5 ? `${count.toLocaleString("en")} classes: ${few}, …` : few] : [];
+  const classes = count ? [count > 5 ? `${count.toLocaleString("en")} ${model.several_labels ? "labels" : "classes"}: ${few}, …` : few] : [];
   document.title = `${model.name || "vitkit"} · vitkit`;
   $("name").textContent = model.name || "vitkit";
   $("model-name").textContent = [model.variant ?? "ViT", `${(model.parameters / 1e6).toFixed(1)}M parameters`, ...classes].join(" · ");

@@ -1,7 +1,7 @@
 // The photos tab: choose photos, see an answer for each, and look inside the model.
 
 import { call, Problem } from "./api.js";
-import { hideAnswer, showAnswer, showClasses, showSimilar } from "./answer.js";
+import { hideAnswer, nameLabels, showAnswer, showClasses, showSimilar } from "./answer.js";
 import { $, element, explain, percent } from "./dom.js";
 import { Gallery } from "./gallery.js";
 import { Look } from "./look.js";
@@ -52,6 +52,10 @@ function setAnswer(photo, answer) {
   const [first] = answer.top;
   photo.caption.textContent = answer.none_of_these ? "none of these" : first.class;
   photo.share.textContent = answer.none_of_these ? "" : percent(first.p);
+  if (answer.labels) {
+    photo.caption.textContent = nameLabels(answer.labels) || "no label";
+    photo.share.textContent = "";
+  }
 }
 
 // Ask for the answers of photos: a few requests with several photos each. A bad photo has its own Problem.
@@ -237,7 +241,7 @@ export async function start(panel, context) {
   look = Object.keys(model.explanations).length ? new Look(model, complain) : null;      // an exported file can only predict
   gallery = new Gallery(model.pictures);
   showCard();
-  showClasses(model.classes);
+  showClasses(model);
   $("pick").addEventListener("click", () => $("file").click());
   $("drop").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", (event) => {
