@@ -115,7 +115,9 @@ def test_two_processes_and_micro_batches_end_where_one_does(table: Path, tmp_pat
     how = {"data": table, "settings": {"micro_batch": 4}}
     assert forked(lambda rank: run(tmp_path / "two", recipe, **how), ranks=2) == [0, 0]
     one, two = load(tmp_path / "one"), load(tmp_path / "two")
-    assert max(float((a - b).abs().max()) for a, b in zip(one.parameters(), two.parameters(), strict=True)) < 1e-5
+    assert (
+        max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), two.parameters(), strict=True)) < 1e-5
+    )
     assert len(two.input_spec.thresholds) == 4
 
 
@@ -137,12 +139,12 @@ def test_it_learns(tmp_path: Path) -> None:
     rng, lines = np.random.default_rng(0), ["image,left,right,split"]
     for n in range(120):
         left, right = rng.integers(0, 2, 2)
-        image = rng.integers(0, 100, (8, 16)) + np.repeat([[150 * left, 150 * right]], 8, axis=1)
+        image = rng.integers(0, 100, (8, 8)) + np.repeat([[150 * left, 150 * right]], 4, axis=1)
         Image.fromarray(image.astype(np.uint8)).save(tmp_path / f"{n}.png")
         lines.append(f"{n}.png,{left},{right},{'train' if n < 80 else 'test'}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    recipe = tiny(config=WIDE, steps=40, lr=3e-3, augment=Augment(scale=(0.9, 1.0), ratio=(0.9, 1.1), flip=0.0))
-    _, outcome = run(tmp_path / "r", recipe, data=tmp_path / "t.csv", settings={"evaluate_every": 20})
+    recipe = tiny(steps=60, lr=3e-3, augment=Augment(scale=(0.9, 1.0), ratio=(0.9, 1.1), flip=0.0))
+    _, outcome = run(tmp_path / "r", recipe, data=tmp_path / "t.csv", settings={"evaluate_every": 30})
     found = evaluate(load(tmp_path / "r"), open_source(tmp_path / "t.csv", "test")).measures
     assert outcome.best > 0.9
     assert found.mean_ap > 0.9

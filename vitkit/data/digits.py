@@ -37,7 +37,7 @@ def _read() -> Pixels:
 
 
 def splits_pairs(place: str) -> Splits:
-    """Return images of 16 x 8 pixels that show two digits, one or none, labelled with the digits that they show.
+    """Return images of 16 x 16 pixels that show two digits, one or none, labelled with the digits that they show.
 
     Args:
         place: must be empty.
@@ -51,10 +51,10 @@ def _pairs(split: str) -> Pixels:
     digits, rng = _read(), np.random.default_rng(list(PAIRS).index(split))
     order = np.random.default_rng(0).permutation(len(digits))
     pool = order[:TRAIN_DIGITS] if split == "train" else order[TRAIN_DIGITS:]
-    images, labels = np.zeros((PAIRS[split], 8, 16), np.uint8), np.zeros((PAIRS[split], 10), np.uint8)
+    images, labels = np.zeros((PAIRS[split], 16, 16), np.uint8), np.zeros((PAIRS[split], 10), np.uint8)
     for n in range(len(images)):
         for side, i in enumerate(rng.choice(pool, 2, replace=False)[: SHOWN[n % len(SHOWN)]]):
-            images[n, :, 8 * side : 8 * side + 8] = digits.raw(int(i))[:, :, 0]
+            images[n, 4:12, 8 * side : 8 * side + 8] = digits.raw(int(i))[:, :, 0]
             labels[n, digits.labels[i]] = 1
     source = Pixels(images, labels, digits.class_names, Numbered(len(images), f"{split} pair"))
     source.layout = "the digits that an image shows"

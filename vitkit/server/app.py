@@ -150,12 +150,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 # Answers in the documentation.
 TOP = [
-    {"class": "sushi", "index": 2, "p": 0.98, "threshold": None},
-    {"class": "pizza", "index": 0, "p": 0.015, "threshold": None},
+    {"class": "sushi", "index": 2, "p": 0.98, "threshold": 0.41},
+    {"class": "pizza", "index": 0, "p": 0.015, "threshold": 0.37},
 ]
 BAD = {"name": "notes.txt", "error": "notes.txt: not an image in a format that vitkit reads. [...]", "kind": "BadImage"}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "predict": [{"name": "sushi.jpg", "top": TOP, "none_of_these": False, "distance": 0.4, "labels": None}, BAD],
+    "predict": [{"name": "sushi.jpg", "top": TOP, "none_of_these": False, "distance": 0.4, "labels": TOP[:1]}, BAD],
     "embed": [{"name": "sushi.jpg", "embedding": [0.12, -1.3, 0.77]}, BAD],
     "similar": [
         {"name": "sushi.jpg", "similar": [{"photo": "/v1/photos/3", "class": "sushi", "similarity": 0.83}]},
