@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "model.config"},
     "explanations": {"errors", "model", "huggingface"},
     "speed": {"errors", "optional", "cpu_features", "model"},
+    "explore": {"errors", "optional", "model"},
     "server": {
         "errors",
         "optional",
@@ -56,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "evaluation",
         "explanations",
+        "explore",
         "features",
         "reports",
         "speed",

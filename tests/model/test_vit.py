@@ -310,11 +310,12 @@ def test_rows_are_the_same_numbers_for_fewer_tokens(changes) -> None:
 
 def test_what_is_seen_is_the_attention_that_was_used() -> None:
     model, x = tiny(), pixels()
-    z, block, seen = model.embed(x), model.blocks[0], {"A": None, "k": None}
+    z, block, seen = model.embed(x), model.blocks[0], {"A": None, "q": None, "k": None, "v": None}
     grid = model.grid_of(x)
     torch.testing.assert_close(block(z, grid, seen=seen), block(z, grid))
     assert torch.equal(seen["A"], model.attention(x)[0])
-    assert torch.equal(seen["k"], block.msa.project(block.norm1(z), grid)[1])
+    for name, value in zip("qkv", block.msa.project(block.norm1(z), grid), strict=False):
+        assert torch.equal(seen[name], value)
     bias = torch.randn(2, 1, 1, z.shape[1])
     torch.testing.assert_close(block(z, grid, bias=bias, seen={"A": None}), block(z, grid, bias=bias))
     assert (block(z, grid, bias=bias) - block(z, grid)).abs().max() > 1e-3

@@ -100,7 +100,7 @@ class MSA(nn.Module):
             rows: tokens whose output is needed (default: all).
             head_mask: [h], multiplies the attention of each head (default: 1).
             bias: added to q k^T / sqrt(d) before the softmax (default: nothing).
-            seen: receives what it has a key for: "A" of Eq. 6, attached to the autograd graph, or the keys "k".
+            seen: receives what it has a key for: "A" of Eq. 6, attached to the autograd graph; "q", "k", "v" of Eq. 5.
         """
         q, k, v, own = self.project(z, grid, rows)                                        # Eq. 5
         bias = own if bias is None else bias if own is None else own + bias
@@ -110,8 +110,8 @@ class MSA(nn.Module):
             sa = F.dropout(A, dropout) @ v                                                # Eq. 7   [B, h, rows, d]
         else:
             sa = F.scaled_dot_product_attention(q, k, v, bias, dropout)                   # Eqs. 6, 7
-        if seen is not None and "k" in seen:
-            seen["k"] = k
+        if seen is not None:
+            seen.update({name: t for name, t in (("q", q), ("k", k), ("v", v)) if name in seen})
         if head_mask is not None:
             sa = sa * head_mask[list(self.heads)].to(sa).view(-1, 1, 1)
         return self.dropout(self.out(self.norm(sa.transpose(1, 2).flatten(2))))           # Eq. 8
