@@ -175,6 +175,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "export": "export {w} --to onnx --out {o}.onnx",
     "patches": "patches {p} --from {w} --out {o}",
     "walk": "walk {p} --from {w} --out {o}",
+    "explore": "explore --from {w} --build {o} --photos {p}",
     "serve": "serve {w}",
     "teach": "teach --from {w} --out {o}",
     "train": "train {d} --from {w} --out {o} --dry-run",

@@ -23,7 +23,7 @@ def explore(
         list[str] | None,
         typer.Option(
             "--photos",
-            help="Example photo: a file, a folder or a pattern; may be given several times (default: three sample photos).",
+            help="Example photos: a file, a folder or a pattern; may be given several times (default: three samples).",
         ),
     ] = None,
     name: Annotated[
@@ -64,11 +64,11 @@ def explore(
                 folder,
                 photos or (),
                 name=name or Path(str(weights).partition("@")[0].rstrip("/")).name,
-                progress=lambda what: status.update(what),
+                progress=status.update,
             )
         if server is None:
             print(f"wrote {built.folder}: {len(built.sizes)} files, {built.megabytes:.1f} MB")
             print(f"next: python -m http.server --directory {built.folder}    then open http://localhost:8000")
         else:
-            print(f"The page is at http://127.0.0.1:{server.server_address[1]} ({built.megabytes:.1f} MB). Stop with Ctrl+C.")
+            print(f"The page is at http://127.0.0.1:{server.server_address[1]}. Stop with Ctrl+C.")
             server.serve_forever()

@@ -5,6 +5,8 @@ Legend: N patches, T tokens, D width, h heads, d = D / h, L layers, K classes. T
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor, nn
 
@@ -15,10 +17,10 @@ from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
 from vitkit.model.vit import ViT
 
-# The page shows Eqs. 1-8 as the paper has them, so nothing may stand between them; what is inside the MLP does not show.
+# The page shows Eqs. 1-8 as the paper has them, so nothing may stand between them. The inside of the MLP does not show.
 TAKES: Takes = {
     "hidden_act": EVERY_PART["hidden_act"],
-    "without_bias": tuple(part for part in Biasless.__args__ if part != "head"),
+    "without_bias": tuple(part for part in get_args(Biasless) if part != "head"),
     "positions": ("none", "2d", "sincos"),
     "pool": ("mean",),
 }
@@ -45,8 +47,8 @@ def check(model: Backbone) -> ViT:
     odd += ["the hidden layer of pre_logits"] if c.pre_logits else []
     if odd:
         raise CannotExpress(
-            f"The explorable page shows Eqs. 1-8 of the paper, and this model has {', '.join(odd)}. Use `vitkit explain` "
-            f"or `vitkit serve` for it."
+            f"The explorable page shows Eqs. 1-8 of the paper, and this model has {', '.join(odd)}. Use "
+            f"`vitkit explain` or `vitkit serve` for it."
         )
     if not c.num_classes:
         raise CannotExpress(
@@ -55,14 +57,14 @@ def check(model: Backbone) -> ViT:
         )
     if spec.channels == "raw" or spec.size != c.image_hw or c.image_hw != tuple(side * c.patch_size for side in c.grid):
         raise CannotExpress(
-            f"The explorable page needs RGB or gray images of whole patches; this model takes {len(spec.mean)} channels "
-            f"({spec.channels}) of {spec.size[0]} x {spec.size[1]} pixels in patches of {c.patch_size}."
+            f"The explorable page needs RGB or gray images of whole patches; this model takes {len(spec.mean)} "
+            f"channels ({spec.channels}) of {spec.size[0]} x {spec.size[1]} pixels in patches of {c.patch_size}."
         )
     size = 2 * sum(p.numel() for p in vit.parameters()) / 1e6
     if size > MAX_MEGABYTES:
         raise CannotExpress(
-            f"The explorable page loads at most {MAX_MEGABYTES} MB of weights into a browser; this model has {size:.0f} MB "
-            f"in 16 bits. Use a smaller one, such as ViT-Ti/16 or ViT-S/16."
+            f"The explorable page loads at most {MAX_MEGABYTES} MB of weights into a browser; this model has "
+            f"{size:.0f} MB in 16 bits. Use a smaller one, such as ViT-Ti/16 or ViT-S/16."
         )
     return vit
 

@@ -1,8 +1,8 @@
 """ONNX Runtime Web, as it is in `vendor/`: https://www.npmjs.com/package/onnxruntime-web, MIT licence.
 
-The smallest build that runs the model: WebAssembly only, no WebGPU. `ort.js` is `dist/ort.wasm.bundle.min.mjs` unchanged;
-`ort.wasm.gz` is `dist/ort-wasm-simd-threaded.wasm`, compressed. The page inflates it. To update, replace the files and this
-table; a test compares them.
+The smallest build that runs the model: WebAssembly only, no WebGPU. `ort.js` is `dist/ort.wasm.bundle.min.mjs`,
+unchanged; `ort.wasm.gz` is `dist/ort-wasm-simd-threaded.wasm`, compressed, which the page inflates. To update, replace
+the files and this table; a test compares them.
 """
 
 from __future__ import annotations

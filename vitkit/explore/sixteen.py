@@ -1,8 +1,8 @@
 """A graph -> an ONNX file whose weights have 16 bits and whose arithmetic has 32.
 
-Each matrix is stored as whole numbers of 16 bits and one scale per row; the runtime multiplies the two once, when it loads
-the file. At the same size this is closer to the model than float16, which spends five of its bits on exponents that the
-weights of one row hardly need: `docs/log.md` compares them.
+Each matrix is stored as whole numbers of 16 bits and one scale per row; the runtime multiplies the two once, when it
+loads the file. At the same size this is closer to the model than float16, which spends five of its bits on exponents
+that the weights of one row hardly need: `docs/log.md` compares them.
 """
 
 from __future__ import annotations

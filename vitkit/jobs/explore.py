@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import http.server
 import importlib.util
@@ -76,7 +77,7 @@ def build(
     """Write the explorable page of a model as a static folder.
 
     Args:
-        model: a ViT with a head, of the paper's kind; see `vitkit.explore.graph.check`.
+        model: a ViT with a head, of the paper's kind (see `vitkit.explore.graph.check`); it is not changed.
         out: the folder; created if missing, and files of the same names in it are replaced.
         photos: example photos: files, folders or patterns (default: three sample photos).
         name: what the page calls the model (default: its shape, such as "ViT").
@@ -89,7 +90,7 @@ def build(
     say = progress or (lambda what: None)
     vit = check(model)
     names = answer_names(vit)
-    graph = Explored(vit.float().cpu().eval().requires_grad_(False))
+    graph = Explored(copy.deepcopy(vit).float().cpu().eval().requires_grad_(False))
     given = samples() if not photos else []
     source = Images([image for image, _, _ in given] if given else photos)
     if len(source) > MOST_PHOTOS:

@@ -222,8 +222,7 @@ class Explorer {
   }
 
   remember() {
-    const hash = toHash(this.state, this.model);
-    history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    history.replaceState(null, "", `#${toHash(this.state, this.model)}`);
   }
 
   paint(patch, erase) {

@@ -65,12 +65,20 @@ export function resize({ data, width, height, depth }, outWidth, outHeight, filt
   return { data, width: box.width, height: box.height, depth };
 }
 
+// Pillow adds up steps instead of multiplying, which decides where a boundary is hit exactly.
 function nearest({ data, width, height, depth }, outWidth, outHeight, box) {
-  const found = new Uint8Array(box.width * box.height * depth);
+  const places = (size, out) => {
+    let at = size / out * 0.5;
+    return Array.from({ length: out }, () => {
+      const place = Math.floor(at);
+      at += size / out;
+      return place;
+    });
+  };
+  const rows = places(height, outHeight), columns = places(width, outWidth), found = new Uint8Array(box.width * box.height * depth);
   for (let y = 0; y < box.height; y += 1) {
-    const from = Math.floor((y + box.top + 0.5) * height / outHeight);
     for (let x = 0; x < box.width; x += 1) {
-      const at = (from * width + Math.floor((x + box.left + 0.5) * width / outWidth)) * depth;
+      const at = (rows[y + box.top] * width + columns[x + box.left]) * depth;
       for (let c = 0; c < depth; c += 1) found[(y * box.width + x) * depth + c] = data[at + c];
     }
   }

@@ -21,11 +21,10 @@ const bits = (erased, count) => {
 const patches = (text) => [...text].flatMap((digit, i) => [0, 1, 2, 3].filter((bit) => parseInt(digit, 16) >> bit & 1).map((bit) => 4 * i + bit));
 
 export function toHash(state, model) {
-  const found = new URLSearchParams();
+  const found = new URLSearchParams({ view: state.view });      // always there: an empty link starts the tour
   for (const name of ["photo", "layer", "head", "held", "dimension", "tour"]) {
     if (state[name] !== DEFAULT[name]) found.set(name, state[name] + 1);
   }
-  if (state.view !== DEFAULT.view) found.set("view", state.view);
   if (state.how !== DEFAULT.how) found.set("how", state.how);
   if (state.erased.length) found.set("erased", bits(state.erased, model.patches));
   if (state.photo < 0) found.delete("photo");
