@@ -22,6 +22,7 @@ from vitkit.explanations.attention import class_attention, gradient_rollout, rol
 from vitkit.explanations.describe import describe
 from vitkit.explanations.diagram import DIAGRAMS
 from vitkit.explanations.embeddings import position_similarity
+from vitkit.explore.graph import OUTPUTS, Explored, check
 from vitkit.features.choice import choose
 from vitkit.features.head import Head, attach
 from vitkit.jobs.figures import figures
@@ -205,6 +206,20 @@ def explaining(model: ViT) -> None:
     assert torch.isfinite(torch.from_numpy(gradient_rollout(model, pixels()))).all()
 
 
+def exploring(model: ViT) -> None:
+    x = pixels()[:1]
+    found = dict(zip(OUTPUTS, Explored(check(model))(x, torch.ones(12)), strict=True))
+    close(found["logits"], model(x)[0])
+    close((found["q"] @ found["k"].mT / model.config.head_size**0.5).softmax(-1), found["attention"])
+    close(found["embedded"], found["states"][0, model.config.num_prefix_tokens :] - positions_of(model))
+
+
+def positions_of(model: ViT) -> Tensor | float:
+    """What Eq. 1 adds to the patches; 0 where the model adds nothing."""
+    added = model.positions(model.config.grid)
+    return added[0, model.config.class_token :] if isinstance(added, Tensor) else 0.0
+
+
 def positions(model: ViT) -> None:
     assert position_similarity(model).shape == (4, 3, 4, 3)
 
@@ -249,6 +264,7 @@ CONSUMERS: dict[str, Callable[..., None]] = {
     "walking": walking,
     "drawing": drawing,
     "explaining": explaining,
+    "exploring": exploring,
     "positions": positions,
     "probing": probing,
     **{f"dialect {name}": round_trip(name) for name in DIALECTS},

@@ -55,6 +55,7 @@ class Explorer {
       const image = element("img", { src: picture, alt: title, width: 64, height: 64 });
       return element("li", {}, element("button", { type: "button", title, onclick: () => this.choose(i) }, image));
     }));
+    $("canvas").parentElement.style.aspectRatio = `${model.size[1]} / ${model.size[0]}`;       // before the photo is there
     $("layer").max = model.layers;
     $("head").max = model.heads;
     $("facts").textContent = `${model.name}: ${(model.parameters / 1e6).toFixed(1)} million parameters, ${model.layers} layers, ${model.heads} heads, ${card.classes.length} classes.`;

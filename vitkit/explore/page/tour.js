@@ -25,8 +25,8 @@ export const TOUR = [
   },
   {
     title: "Then patches look at each other",
-    words: "In each of {layers} layers, every patch decides whom to listen to. In the first layer, many heads look at what is near, others at everything.",
-    set: ({ middle }) => ({ view: "attention", layer: 0, head: 0, held: middle, erased: [] }),
+    words: "In each of {layers} layers, every patch decides whom to listen to. Follow the framed patch: in early layers it looks around itself, later at what it belongs to. Move the sliders, or click another patch.",
+    set: ({ middle, layers }) => ({ view: "attention", layer: Math.ceil(0.4 * layers) - 1, head: -1, held: middle, erased: [] }),
   },
   {
     title: "Later, they look for meaning",

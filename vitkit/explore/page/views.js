@@ -102,7 +102,7 @@ export const VIEW = {
     tab: "Answers",
     title: "What each layer would answer",
     controls: ["layer"],
-    words: ({ names, chosen }) => `If the model stopped after a layer, this is what its head would answer (a "logit lens"). The bars follow “${names[chosen]}”. Click a row to see where the model looks in that layer.`,
+    words: ({ names, chosen }) => `If the model stopped after a layer, this is what its head would answer (a “logit lens”). The bars follow “${names[chosen]}”. Click a row to see where the model looks in that layer.`,
     scene: ({ result, layer, head }) => ({
       style: "heat", gap: 0, values: brightness(result.attention(layer, head, -1), result.prefix),
     }),
