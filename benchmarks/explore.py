@@ -13,6 +13,7 @@ import functools
 import http.server
 import json
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -37,7 +38,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def until(page: Any, condition: str, arg: object = None) -> None:
     while not page.evaluate(f"arg => Boolean({condition})", arg):
-        page.wait_for_timeout(5)
+        page.wait_for_timeout(20)
 
 
 def measure(page: Any, model: Any, photos: list[str], looks: int) -> dict[str, float]:
@@ -52,6 +53,9 @@ def measure(page: Any, model: Any, photos: list[str], looks: int) -> dict[str, f
         names = page.locator("#answer .name").all_inner_texts()
         wanted = [guess.name for guess in expected[i].guesses]
         same += names == wanted
+        print(
+            f"\r{i + 1} of {len(photos)} photos, {same} with the same five classes", end="", file=sys.stderr, flush=True
+        )
         first += names[0] == wanted[0]
         if i < looks:
             x = preprocess(source.read(i)[0], model.input_spec)[None]
