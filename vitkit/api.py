@@ -256,7 +256,8 @@ def train(
             (default: True).
         watch: called with every event: a dictionary with `event`, `step` and the metrics.
         how: `image_size`, `accumulate`, `fields` of a new model, `loading` (other arguments of `vitkit.load`), and any
-            field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed, workers, device, precision, ...). The
+            field of Recipe (epochs, lr, batch_size, ...) or of Settings (seed, workers, device, precision, ...).
+            `batch_size="auto"` keeps the recipe's batch and computes as many images at a time as memory allows. The
             config.toml of a run holds the arguments that repeat it.
 
     Raises:

@@ -146,6 +146,7 @@ def test_what_cannot_teach(tmp_path: Path) -> None:
         distil(file, loss="sigmoid")
     with pytest.raises(ConfigError, match="teacher_share is for a run with a teacher"):
         tiny().change(teacher_share=0.3)
+    assert (distil(file).teacher_share, distil(file).teacher_temperature) == (0.9, 4.0)
     with pytest.raises(ConfigError, match="teacher_temperature must be a finite number over 0"):
         distil(file, teacher_temperature=0.0)
     assert not (tmp_path / "r").exists()

@@ -18,6 +18,8 @@ from vitkit.cli.options import collect
 
 of_machine = partial(typer.Option, rich_help_panel="The machine")
 
+of_teacher = partial(typer.Option, rich_help_panel="Changes to the recipe")
+
 
 def of_recipe(name: str, help: str, **more: Any) -> Any:
     """Declare an option that changes one number of the recipe."""
@@ -126,11 +128,14 @@ RECIPE: dict[str, Any] = {
         ),
     ],
     "teacher_share": Annotated[
-        float | None, of_recipe("--teacher-share", help="Share of the teacher's answers in the loss.")
+        float | None, of_teacher("--teacher-share", help="Share of the teacher's answers in the loss (default: 0.9).")
     ],
     "teacher_temperature": Annotated[
         float | None,
-        of_recipe("--teacher-temperature", help="What both models' logits are divided by before they are compared."),
+        of_teacher(
+            "--teacher-temperature",
+            help="What both models' logits are divided by before they are compared (default: 4).",
+        ),
     ],
     "early_stop": Annotated[
         int | None,

@@ -264,6 +264,8 @@ class Distil(Classify):
     def taught(self, loss: Tensor, logits: Tensor, batch: Batch, runtime: Runtime) -> Tensor:
         """See Classify."""
         T, share = self.recipe.teacher_temperature, self.recipe.teacher_share
+        assert T is not None  # `Recipe` has set both
+        assert share is not None
         with torch.no_grad(), runtime.autocast():
             answers = self.teacher(batch.pixels)
         p, q = (x.float().div(T).log_softmax(1) for x in (answers, logits))

@@ -33,6 +33,7 @@ DECAYS: dict[str, Callable[[float], float]] = {  # progress, 0 to 1 -> share of 
 _Part = TypeVar("_Part", Augment, Mix)
 INCEPTION = Augment(scale=(0.05, 1.0))  # the authors' random crop, and a flip
 UNMIXED = Mix()
+TEACHING = {"teacher_share": 0.9, "teacher_temperature": 4.0}  # with a teacher, unless the user says otherwise
 LONGEST_WARMUP = 1 / 3  # of a run
 
 
@@ -84,8 +85,10 @@ class Recipe:
         sampling: `uniform` (each image once per epoch), or `balanced` (every class equally often; an epoch keeps its
             number of images).
         teacher: with the objective `distil`, weights whose answers are learnt too: anything that `vitkit.load` accepts.
-        teacher_share: share of the teacher's answers in the loss; the labels have the rest.
-        teacher_temperature: what both models' logits are divided by before they are compared.
+        teacher_share: share of the teacher's answers in the loss, 0.9 if a teacher is given alone; the labels have the
+            rest.
+        teacher_temperature: what both models' logits are divided by before they are compared, 4 if a teacher is given
+            alone.
         early_stop: validations in a row without a better one after which the run stops; None to train to the end.
         dropout: dropout rate after dense layers and position embeddings.
         drop_path: stochastic-depth rate of the last block; it grows linearly from 0 at the first.
@@ -134,8 +137,8 @@ class Recipe:
     class_weights: ClassWeights = "equal"
     sampling: Sampling = "uniform"
     teacher: str | None = None
-    teacher_share: float = 0.9
-    teacher_temperature: float = 4.0
+    teacher_share: float | None = None
+    teacher_temperature: float | None = None
     early_stop: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
@@ -180,8 +183,14 @@ class Recipe:
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         checks.one_of("class_weights", self.class_weights, ClassWeights)
         checks.one_of("sampling", self.sampling, Sampling)
-        checks.number("teacher_share", self.teacher_share, 0, 1, open_low=True)
-        checks.number("teacher_temperature", self.teacher_temperature, 0, open_low=True)
+        for name, usual in TEACHING.items():
+            if self.teacher is None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is for a run with a teacher; got none. Give --teacher, or leave it out.")
+            if self.teacher is not None and getattr(self, name) is None:
+                object.__setattr__(self, name, usual)
+        if self.teacher is not None:
+            checks.number("teacher_share", self.teacher_share, 0, 1, open_low=True)
+            checks.number("teacher_temperature", self.teacher_temperature, 0, open_low=True)
         if (self.objective == "distil") != (self.teacher is not None):
             raise ConfigError(
                 f"The objective distil needs a teacher, and no other has one; got objective={self.objective!r} and "
@@ -237,9 +246,6 @@ class Recipe:
             changes["teacher"] = str(changes["teacher"])
             if self.objective == "classify":
                 changes.setdefault("objective", "distil")
-        for name in ("teacher_share", "teacher_temperature"):
-            if name in changes and changes.get("teacher", self.teacher) is None:
-                raise ConfigError(f"{name} is for a run with a teacher; got none. Give --teacher, or leave it out.")
         if "epochs" in changes and "steps" in changes:
             raise ConfigError("Expected either epochs or steps; got both. Leave one out.")
         if "epochs" in changes:
