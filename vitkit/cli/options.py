@@ -33,7 +33,10 @@ Workers = Annotated[
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 Precision = Annotated[
     str,
-    typer.Option("--precision", help="Precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere)."),
+    typer.Option(
+        "--precision",
+        help="Precision: fp32, bf16 or fp16 (default: auto, bf16 on CUDA and fp32 elsewhere).",
+    ),
 ]
 ImageSize = Annotated[
     str | None,
