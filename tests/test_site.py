@@ -75,6 +75,9 @@ def test_formulas_are_mathml(site: Path) -> None:
     text = (site / "paper-to-code.html").read_text(encoding="utf-8")
     assert text.count("<math") >= 10
     assert "arithmatex" not in text
+    text = (site / "book" / "03-attention.html").read_text(encoding="utf-8")
+    assert text.count('display="block"') >= 5  # formulas that follow each other are not one
+    assert "$$" not in re.sub(r"<code.*?</code>", "", text, flags=re.S)
 
 
 def test_the_reference_has_every_command_and_every_name() -> None:

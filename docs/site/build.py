@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?!https?:|#|mailto:)([^)#\s]+)((?:#[^)]*)?\))")
 ROW = re.compile(r"^\|.*`(?P<code>[^`]+)` \| \[(?P<name>[^\]]+)\]\((?P<target>[^)]+)\) \|$", re.M)
 SHIM = "https://unpkg.com/iframe-worker/shim"  # lets search work from file://; the theme would fetch it
+PRIMED = re.compile(r"([A-Za-z])'")  # fonts raise a prime themselves; as a superscript, it would be raised twice
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.S)
 
 
@@ -118,7 +119,9 @@ def finish(folder: Path) -> int:
         nonlocal count
         count += 1
         latex = html.unescape(match[2]).strip()
-        return convert(latex[2:-2].strip(), display="block" if latex.startswith("\\[") else "inline")
+        display = "block" if latex.startswith("\\[") else "inline"
+        several = re.split(r"\$\$\s*\$\$", latex[2:-2].strip())  # displayed formulas that follow each other
+        return "".join(convert(PRIMED.sub(r"{\1\\text{′}}", one.strip()), display=display) for one in several)
 
     for page in folder.rglob("*.html"):
         text = FORMULA.sub(mathml, page.read_text(encoding="utf-8"))
