@@ -148,6 +148,9 @@ def test_other_inputs_are_refused() -> None:
     model.input_spec = replace(model.input_spec, size=(64, 64))
     with pytest.raises(CannotExpress, match="64 x 64"):
         check(model)
+    model.input_spec = replace(model.input_spec, size=(32, 32), thresholds=(0.5, 0.5, 0.5))
+    with pytest.raises(CannotExpress, match="several labels"):
+        check(model)
     with pytest.raises(CannotExpress, match="RGB or gray"):
         check(ViT(replace(tiny().config, num_channels=4)))
 

@@ -55,6 +55,11 @@ def check(model: Backbone) -> ViT:
             "The explorable page needs a model with a classification head, and this one has none. Fit one with "
             "`vitkit probe DATA --from WEIGHTS`."
         )
+    if spec.several:
+        raise CannotExpress(
+            "The explorable page shows one class per photo, and this model gives several labels. Use `vitkit explain` "
+            "or `vitkit serve` for it."
+        )
     if spec.channels == "raw" or spec.size != c.image_hw or c.image_hw != tuple(side * c.patch_size for side in c.grid):
         raise CannotExpress(
             f"The explorable page needs RGB or gray images of whole patches; this model takes {len(spec.mean)} "
