@@ -59,6 +59,22 @@ FAULTS: dict[str, Fault] = {
     "operations counted once per multiply-add": fault(
         "model/count.py", "return 2 * (embedding", "return 1 * (embedding", "model/test_count.py"
     ),
+    # teach
+    "a removed photo that still counts": fault(
+        "features/online.py", "sign * np.eye(len(Z)) + Z @ U", "np.eye(len(Z)) + Z @ U", "features/test_online.py"
+    ),
+    "photos of a burst left out one by one": fault(
+        "features/online.py", "numbers[counts > 1]", "numbers[counts > 99]", "features/test_online.py"
+    ),
+    "an action that is answered but not on disk": fault(
+        "server/teach_store.py",
+        '_append(self._journal, json.dumps(action).encode() + b"\\n")',
+        "pass",
+        "server/test_teach.py",
+    ),
+    "a lesson that any browser may enter": fault(
+        "server/teach.py", "if lesson not in lessons.open:", "if not lessons.open:", "server/test_teach.py"
+    ),
     # learn
     "a hint that any wrong answer gets": fault(
         "learn/exercise.py", "if _same(got, mistake(*given)):", "if not _same(got, right):", "test_learn.py"

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -275,10 +276,9 @@ class Lesson:
         self.store.close()
         if not self.state.classes and not self.store.history.before and not self.store.saved:
             shutil.rmtree(self.store.hidden, ignore_errors=True)
-            for name in ("photos", ".lock"):
-                path = self.store.folder / name
-                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-            self.store.folder.rmdir()
+            with suppress(OSError):  # something else may be there
+                (self.store.folder / ".lock").unlink(missing_ok=True)
+                self.store.folder.rmdir()
 
 
 async def _embed(service: Service, uploads: list[Upload]) -> list[Array | VitkitError]:
