@@ -66,7 +66,7 @@ def accuracy(data: str, weights: str, shots: int, draws: int) -> None:
                         files = [("files", (train.names[i], train.raw(int(i)))) for i in photos[start : start + 32]]
                         client.post(f"/v1/teach/photos?of={of}", files=files, headers=headers).raise_for_status()
                 client.post("/v1/teach/save", headers=headers).raise_for_status()
-            rows["taught"].append(vitkit.evaluate(f"{place}/taught-{seed}", data).top1)
+            rows["taught"].append(vitkit.evaluate(f"{place}/taught-{seed}", data).measures.top1)
             print(f"draw {seed}: taught {rows['taught'][-1]:.4f}, probe {rows['probe'][-1]:.4f}", flush=True)
     print(f"\n| {shots} photos per class, {draws} draws | mean | standard error |\n|---|---|---|")
     for name, found in rows.items():

@@ -147,6 +147,40 @@ def bomb() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"0" * 100)) + chunk(b"IEND", b"")
 
 
+FOLDER = """(tree) => {
+  const file = ([name, bytes]) => ({isFile: true, isDirectory: false, name,
+    file: (give) => give(new File([Uint8Array.from(bytes)], name, {type: name.endsWith("txt") ? "text/plain" : ""}))});
+  const folder = ([name, inside]) => ({isFile: false, isDirectory: true, name, createReader: () => {
+    const left = inside.map((one) => Array.isArray(one[1][0]) ? folder(one) : file(one));
+    return {readEntries: (give) => give(left.splice(0, 2))};      // a browser gives some at a time
+  }});
+  const event = new DragEvent("drop", {bubbles: true, cancelable: true});
+  const items = tree.map((one) => ({webkitGetAsEntry: () => folder(one)}));
+  Object.defineProperty(event, "dataTransfer", {value: {items, files: [], types: ["Files"]}});
+  document.querySelector("#teach-new").dispatchEvent(event);
+}"""
+
+
+def test_folders_become_classes(page, app) -> None:
+    def inside(name: str, count: int) -> list[list[object]]:
+        return [[f"{name}{i}.png", list(colour(name, i))] for i in range(count)] + [["notes.txt", [1, 2]]]
+
+    page.evaluate(
+        FOLDER, [["all", [["red", inside("red", 5)], ["blue", inside("blue", 3)], ["green", inside("green", 2)]]]]
+    )
+    page.locator("#teach-score").filter(has_text="of 10 photos").wait_for()
+    found = {one["name"]: one["photos"] for one in shown(app)}
+    assert found == {"red": 5, "blue": 3, "green": 2}
+    page.evaluate(FOLDER, [["Red", [["new.png", list(colour("red", 99))]]]])  # a name that is there already
+    said(page, "1 photo of red added")
+
+
+def shown(app) -> list[dict[str, object]]:
+    state = app[0].first.state
+    counts = state.counts()
+    return [{"name": name, "photos": counts[of]} for of, name in state.classes.items()]
+
+
 def test_fifty_photos_at_once_and_one_undo(page, app, tmp_path: Path) -> None:
     name_class(page, "red")
     name_class(page, "blue")
@@ -300,4 +334,4 @@ def test_food_from_empty_to_a_saved_run(browser, tmp_path: Path) -> None:
             page.locator("#teach-save:enabled").click()
             page.locator("#teach-saved").wait_for(timeout=60_000)
     shutil.copytree(data / "pizza_steak_sushi" / "test", tmp_path / "test")
-    assert vitkit.evaluate(tmp_path / "food", tmp_path / "test").top1 > 0.9
+    assert vitkit.evaluate(tmp_path / "food", tmp_path / "test").measures.top1 > 0.9

@@ -357,14 +357,20 @@ function takePhotos(of) {
 
 // ---- dropping files and folders
 
-async function filesIn(entry) {
-  if (entry.isFile) return [await new Promise((resolve, reject) => { entry.file(resolve, reject); })];
-  const reader = entry.createReader(), found = [];
-  for (;;) {
+async function entriesIn(folder) {
+  const reader = folder.createReader(), found = [];
+  for (;;) {      // browsers answer with some at a time
     const some = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
     if (!some.length) return found;
-    for (const one of some) found.push(...await filesIn(one));
+    found.push(...some);
   }
+}
+
+async function filesIn(entry) {
+  if (entry.isFile) return [await new Promise((resolve, reject) => { entry.file(resolve, reject); })];
+  const found = [];
+  for (const one of await entriesIn(entry)) found.push(...await filesIn(one));
+  return found;
 }
 
 const images = (files) => files.filter((file) => file.type.startsWith("image/") || !file.type || /\.(heic|heif|avif)$/i.test(file.name));
@@ -379,7 +385,7 @@ async function takeEntries({ entries, of, tries }) {
   const put = (place, files) => groups.set(place, [...(groups.get(place) ?? []), ...files]);
   const walk = async (entry) => {
     if (entry.isFile) { put(of ?? null, await filesIn(entry)); return; }
-    const inside = await new Promise((resolve, reject) => { entry.createReader().readEntries(resolve, reject); });
+    const inside = await entriesIn(entry);
     if (of === null && inside.length && inside.every((one) => one.isDirectory || one.name.startsWith("."))) {
       for (const one of inside) if (one.isDirectory) await walk(one);
     } else put(of ?? entry.name, images(await filesIn(entry)));
