@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitkit.api import summary as summary
     from vitkit.api import teach as teach
     from vitkit.api import train as train
+    from vitkit.api import tune as tune
     from vitkit.api import walk as walk
     from vitkit.checkpoints import load as load
     from vitkit.interfaces import as_huggingface as as_huggingface
@@ -70,6 +71,7 @@ _HOME = {  # public name -> module that defines it
             "report",
             "summary",
             "train",
+            "tune",
             "pretrain",
             "patches",
             "walk",

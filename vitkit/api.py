@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vitkit.jobs.search import Hit
     from vitkit.jobs.share import Pushed
     from vitkit.jobs.suggest import Suggestions
+    from vitkit.jobs.tune import Tuned
     from vitkit.jobs.walk import Walk
     from vitkit.results import Run
     from vitkit.server.server import Running
@@ -431,6 +432,81 @@ def probe(
         bad_images=bad_images,
         accept=accept,
     )
+
+
+def tune(
+    model: Model,
+    data: Weights,
+    out: Weights,
+    *,
+    minutes: float = 10.0,
+    folds: int = 3,
+    cache: Weights | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+    bad_images: BadImages = "fail",
+    report: bool = True,
+    progress: bool = True,
+) -> Tuned:
+    """Choose the best classifier for some photos within a time limit: a probe, fine-tuning from it, or adapters.
+
+    A candidate replaces the probe only if its cross-validated gain on the training images exceeds one standard error.
+    The test images are read once, at the end.
+
+    Args:
+        model: the backbone: a model of any interface, or anything that `vitkit.load` accepts.
+        data: anything that `vitkit.data.open_splits` accepts.
+        out: the run folder.
+        minutes: time limit; the probe is fitted even if it takes longer (default: 10).
+        folds: folds of the cross-validation (default: 3).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        seed: random seed (default: 0).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch where nothing is trained (default: 64).
+        workers: worker processes for decoding (default: one per core).
+        bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
+        report: whether to write report.html into the run folder, as the command does (default: True).
+        progress: whether to print a line at every stage (default: True).
+
+    Returns:
+        `run`, `found` with everything that was `tried`, `evaluation`, and `plot()`.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=16, patch_size=8, num_classes=0, num_hidden_layers=1)
+        >>> tuned = vitkit.tune(model, "digits", "tuned", minutes=0.001, cache="cache", workers=0, report=False,
+        ...                     progress=False)
+        >>> tuned.found.name, [row.name for row in tuned.found.tried][0]
+        ('probe', 'probe')
+    """
+    from vitkit.jobs import tune as job
+    from vitkit.jobs.embed import open_cache
+    from vitkit.jobs.report import try_report
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    found = job.tune(
+        model_of(model, str(runtime.device)),
+        data,
+        out,
+        open_cache(cache),
+        minutes=minutes,
+        seed=seed,
+        folds=folds,
+        weights=str(model) if isinstance(model, str | Path) else type(model).__name__,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+        say=print if progress else lambda sentence: None,
+        bad_images=bad_images,
+    )
+    if report:
+        try_report(found.run.path)
+    return found
 
 
 def doctor(

@@ -170,6 +170,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "suggest": "suggest {w} {d} --cache {o} --workers 0",
     "doctor": "doctor {d} --from {w} --cache {o} --workers 0",
     "probe": "probe {d} --from {w} --out {o} --no-report",
+    "tune": "tune {d} --from {w} --out {o} --no-report",
     "explain": "explain {w} {p} --out {o}",
     "figures": "figures {w} --only filters --out {o}",
     "export": "export {w} --to onnx --out {o}.onnx",

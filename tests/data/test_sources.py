@@ -9,6 +9,7 @@ import pickle
 import shutil
 import struct
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +89,20 @@ def write_folder(root):
     return class_folder(root, {"cat": 6, "dog": 8})
 
 
+def cifar10(folder: Path, records: dict[str, list[int]]) -> Path:
+    """Binary files in CIFAR-10's layout: a label, then red, green and blue planes of 32 x 32."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for name, labels in records.items():
+        planes = [np.repeat(np.array([10 * label, 100, 200], np.uint8), 1024) for label in labels]
+        content = b"".join(bytes([label]) + plane.tobytes() for label, plane in zip(labels, planes, strict=True))
+        (folder / f"{name}.bin").write_bytes(content)
+    return folder
+
+
+def write_cifar10(root):
+    return cifar10(root, {"data_batch_1": list(range(10)) * 2, "test_batch": list(range(10))})
+
+
 MADE = {
     "folder": write_folder,
     "csv": write_csv,
@@ -95,6 +110,7 @@ MADE = {
     "hf": write_hf,
     "tar": write_tar,
     "idx": write_idx,
+    "cifar10": write_cifar10,
 }
 
 
@@ -144,7 +160,7 @@ def test_every_source_has_a_held_out_part_that_training_does_not_see(kind, tmp_p
 def test_a_plain_path_is_recognised(kind, tmp_path):
     place = MADE[kind](tmp_path / "made")
     assert list(open_source(place).names) == list(open_source(f"{kind}:{place}").names)
-    if kind != "idx":
+    if kind not in ("idx", "cifar10"):
         assert open_source(place).class_names == ("cat", "dog")
 
 
@@ -603,3 +619,36 @@ def test_shards_of_another_split_take_the_classes_of_training(tmp_path):
     val = open_source(f"tar:{tmp_path}", "val")
     assert val.class_names == ("ant", "bee", "cat")
     assert val.labels.tolist() == [2]
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    folder = cifar10(
+        tmp_path / "cifar-10-batches-bin", {"data_batch_1": [3, 0], "data_batch_2": [9], "test_batch": [1]}
+    )
+    for spec in (f"cifar10:{folder}", str(folder), str(tmp_path)):
+        train, test = open_splits(spec)["train"](), open_splits(spec)["test"]()
+        assert train.labels.tolist() == [3, 0, 9]
+        assert train.names[2] == "train image 2"
+        assert (train.class_names[3], len(train.class_names)) == ("cat", 10)
+        assert train.raw(0).shape == (32, 32, 3)
+        assert train.raw(0)[5, 7].tolist() == [30, 100, 200]
+        assert test.read(0)[0].getpixel((4, 4)) == (10, 100, 200)
+    first = np.arange(3072, dtype=np.uint32).astype(np.uint8)
+    (folder / "test_batch.bin").write_bytes(bytes([5]) + first.tobytes())
+    image = open_splits(str(folder))["test"]().raw(0)
+    assert image[0, 1, 0] == first[1]  # the second pixel of the first row, red
+    assert image[1, 0, 0] == first[32]
+    assert image[0, 0, 2] == first[2048]
+
+
+def test_cifar10_that_is_damaged_or_absent(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Expected CIFAR-10's binary files"):
+        open_splits(f"cifar10:{tmp_path}")
+    folder = cifar10(tmp_path, {"data_batch_1": [3, 0]})
+    with open(folder / "data_batch_1.bin", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=r"expected records of 3,073 bytes; got 6,147 bytes"):
+        open_splits(str(folder))["train"]()
+    cifar10(tmp_path, {"data_batch_1": [3, 10]})
+    with pytest.raises(DataError, match=r"record 1 of train has label 10. Is it CIFAR-100"):
+        open_splits(str(folder))["train"]()

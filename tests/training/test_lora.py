@@ -182,3 +182,21 @@ def test_what_does_not_fit_is_refused(
     assert code == 2
     assert words in err
     assert not (tmp_path / "r").exists()
+
+
+def test_the_fused_training_forward_reaches_the_adapters(backbone: Path) -> None:
+    from vitkit.speed.training import fused_forward
+
+    found = []
+    for forward in (lambda model: model(pixels()), lambda model: fused_forward(model, pixels())):
+        model = vitkit.load(backbone)
+        adapt(model, 4, seed=0)
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name.endswith(".B"):
+                    value.copy_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name))))
+        forward(model).square().sum().backward()
+        assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+        found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-4)

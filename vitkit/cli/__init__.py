@@ -47,6 +47,7 @@ from vitkit.cli import (
     sweep,
     teach,
     train,
+    tune,
     walk,
 )
 from vitkit.cli.text import only_printable, printable
@@ -69,6 +70,7 @@ COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --h
         "pretrain": pretrain.pretrain,
         "probe": probe.probe,
         "teach": teach.teach,
+        "tune": tune.tune,
         "recipes": recipes.recipes,
         "sweep": sweep.sweep,
         "study": study.study,

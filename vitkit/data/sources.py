@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from vitkit.data import digits, folder, food, hf, idx, table, tar
+from vitkit.data import cifar10, digits, folder, food, hf, idx, table, tar
 from vitkit.data.base import Source, Splits, Subset, stratified
 from vitkit.errors import DataError, pick
 
@@ -25,6 +25,7 @@ SOURCES: dict[str, Callable[[str], Splits]] = {
     "digits": digits.splits,  # scikit-learn's 1,797 digits, embedded
     "digit-pairs": digits.splits_pairs,  # up to two of them per image: several labels
     "idx": idx.splits,  # MNIST's file format
+    "cifar10": cifar10.splits,  # its published binary files
     "food": food.splits,  # FoodVision Mini, downloaded once, or a local copy
 }
 
@@ -32,6 +33,7 @@ SOURCES: dict[str, Callable[[str], Splits]] = {
 RECOGNISED: dict[str, tuple[str, ...]] = {
     "hf": ("dataset_dict.json", "state.json"),
     "idx": ("*-idx?-ubyte", "*-idx?-ubyte.gz"),
+    "cifar10": ("data_batch_*.bin", "cifar-10-batches-bin/data_batch_*.bin"),
     "tar": ("*.tar", "train/*.tar"),
 }
 

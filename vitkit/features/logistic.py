@@ -33,7 +33,7 @@ def folds(y: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
     yield from sklearn.StratifiedKFold(count, shuffle=True, random_state=seed).split(np.zeros(len(y)), y)
 
 
-def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any]:
+def logistic(X: Array, y: Array, C: float, begin: Any = None, *, balanced: bool = False) -> tuple[Head, Any]:
     """Fit a head at one strength. Return it with scikit-learn's model, which can start the next fit.
 
     Args:
@@ -41,12 +41,13 @@ def logistic(X: Array, y: Array, C: float, begin: Any = None) -> tuple[Head, Any
         y: [n] classes; every class must occur.
         C: the strength.
         begin: scikit-learn's model from a fit at another strength to start from.
+        balanced: whether every class counts the same, however many images it has.
     """
     from sklearn import linear_model
 
     sklearn: Any = linear_model
     fit = begin if begin is not None else sklearn.LogisticRegression(max_iter=STEPS, warm_start=True)
-    fit.set_params(C=C).fit(X, y)
+    fit.set_params(C=C, class_weight="balanced" if balanced else None).fit(X, y)
     W, b = fit.coef_, fit.intercept_
     if len(W) == 1:  # for two classes scikit-learn has one row, the log-odds of the second
         W, b = np.concatenate([-W, W]) / 2, np.concatenate([-b, b]) / 2

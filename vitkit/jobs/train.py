@@ -230,7 +230,7 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         if lock and watch is not None:
             watch({"event": "note", "text": lock})
         run = runtime.on_main(lambda: _create(ready))
-        return run, _train(ready, run, watch)
+        return run, train_into(ready, run, watch)
 
 
 def _create(ready: Prepared) -> RunFolder:
@@ -243,7 +243,14 @@ def _create(ready: Prepared) -> RunFolder:
     return run
 
 
-def _train(ready: Prepared, run: RunFolder, watch: Watch | None) -> Outcome:
+def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> Outcome:
+    """Train, or resume, in a run folder that exists.
+
+    Args:
+        ready: the result of `prepare`.
+        run: the run folder.
+        watch: called with every event, in the main process.
+    """
     runtime = ready.runtime
     # CUDA graphs cannot share or accumulate gradients.
     alone = runtime.ranks == 1 and ready.split.count == 1 and ready.settings.micro_batch != AUTO
