@@ -683,6 +683,7 @@ def explain(
     patch: str | None = None,
     layer: int | None = None,
     occlusion: bool = False,
+    registers: bool = False,
 ) -> list[Explained]:
     """Show what a model looks at: attention, rollout, gradients, similarity of patches, and optionally occlusion.
 
@@ -694,6 +695,7 @@ def explain(
         patch: patch to compare the others with, `ROW,COLUMN` counted from 0 (default: the middle one).
         layer: compare patches in z_layer, 0 to L (default: after the final LayerNorm).
         occlusion: whether to compute the occlusion map, which is slow.
+        registers: whether to compute the maps with test-time registers, against bright corners.
 
     Returns:
         One Explained per image; each has `predictions`, `folder` and `plot()`.
@@ -707,7 +709,18 @@ def explain(
     from vitkit.jobs.explain import explain as job
 
     folder = Path(out).expanduser() if out is not None else Path(tempfile.mkdtemp(prefix="vitkit-explain-"))
-    return list(job(model_of(model), images, folder, target=target, patch=patch, layer=layer, occlusion=occlusion))
+    return list(
+        job(
+            model_of(model),
+            images,
+            folder,
+            target=target,
+            patch=patch,
+            layer=layer,
+            occlusion=occlusion,
+            registers=registers,
+        )
+    )
 
 
 def plot(

@@ -45,6 +45,14 @@ def explain(
             help="Also score each map against a random order of the patches, which is slow.",
         ),
     ] = False,
+    registers: Annotated[
+        bool,
+        typer.Option(
+            "--registers",
+            help="Compute the maps with test-time registers, against bright corners and other patches of huge norm; "
+            "needs no training (default: the model as it is).",
+        ),
+    ] = False,
     device: Device = "auto",
     *,
     overrides: dict[str, Any],
@@ -69,8 +77,11 @@ def explain(
             layer=layer,
             occlusion=occlusion,
             score=faithfulness,
+            registers=registers,
             progress=tell,
         ):
+            if one.registers is not None and not results:
+                print(one.registers, flush=True)
             results.append(one)
             said = (
                 ", ".join(f"{name} {p:.1%}" for name, p in one.predictions[:3])

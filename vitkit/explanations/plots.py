@@ -39,6 +39,7 @@ from vitkit.explanations.common import (
 from vitkit.explanations.draw import Figure
 from vitkit.explanations.embeddings import WITH_POSITIONS, filters, patch_similarity, position_similarity
 from vitkit.explanations.occlusion import occlusion
+from vitkit.explanations.registers import STANDS_OUT, patch_norms
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import probabilities
 from vitkit.model.parts.fit import EVERY_PART, Takes, unfit
@@ -315,6 +316,27 @@ def _similarity(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Array
         }
 
 
+def _norms(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:
+    return {"norm": patch_norms(model, _one(pixels))[0]}  # [1 + L, rows, columns]
+
+
+def _draw_norms(arrays: Arrays) -> Figure:
+    """Draw one tile per layer; a second row if there are the norms of the model with and without registers."""
+    rows = {"without": arrays["without"], "with": arrays["norm"]} if "without" in arrays else {"": arrays["norm"]}
+    L = len(arrays["norm"])
+    across = L if len(rows) > 1 or L <= 14 else -(-L // 2)
+    return draw.tiles(
+        [tile for norms in rows.values() for tile in norms],
+        across,
+        side=0.9,
+        names=[f"{n}: {tile.max():.1f}x" for norms in rows.values() for n, tile in enumerate(norms)],
+        limits=(0, 2 * STANDS_OUT),
+        bar="norm / median",
+        left=[f"{name} registers" for name in rows] if len(rows) > 1 else (),
+        title="Norms of the patches after each layer, and the largest",
+    )
+
+
 def _occlusion(model: nn.Module, pixels: Pixels, options: PlotOptions) -> Arrays:
     with eval_mode_any(model, _one(pixels)) as (vit, x):
         needs_head(vit, "Occlusion")
@@ -468,6 +490,17 @@ PLOTS: dict[str, Plot] = {
         axes=MAP,
         arrays=_similarity,
         draw=_draw_over("similarity", "Similarity to the framed patch"),
+    ),
+    "norms": Plot(
+        title="Norms of the patches, by layer",
+        caption=f"Each tile is the image after one layer (0: the embedding), with the largest norm in multiples of the "
+        f"median. Single patches above {STANDS_OUT:g} have become a store for the whole image: attention goes there "
+        "whatever they show, and maps of attention lie about them. `vitkit explain --registers` cleans the maps.",
+        needs="image",
+        value="norm",
+        axes=("layer", *MAP),
+        arrays=_norms,
+        draw=_draw_norms,
     ),
     "occlusion": Plot(
         title="Occlusion",

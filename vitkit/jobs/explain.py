@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.data.preprocess import preprocess, resized
+from vitkit.data.samples import PHOTOS, sample_photo
 from vitkit.errors import InputError, OutputError, nearest
 from vitkit.evaluation.names import cells, class_names
 from vitkit.evaluation.predict import Given, Images
@@ -23,11 +24,14 @@ from vitkit.explanations import draw
 from vitkit.explanations.common import Arrays, Grid, PlotOptions, cell_of, grid_of, targets_of, unwrap_any
 from vitkit.explanations.occlusion import Faithfulness, faithfulness
 from vitkit.explanations.plots import MAP, PLOTS, write_table
+from vitkit.explanations.registers import Registers, find, with_registers
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.model.config import InputSpec
 from vitkit.model.create import need_vit
 from vitkit.model.vit import ViT
 from vitkit.types import Array, Plotted, Progress
+
+FOUND_ON = 14  # of the images, besides the sample photos, on which register neurons are looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ class Explained(Plotted):
         predictions: (class, probability), the most probable first; empty for a model without a head.
         target: name of the explained class; None for a model without a head.
         scores: faithfulness of each map and of a random order; empty unless requested.
+        registers: the neurons that were moved to registers for the maps; None unless requested.
     """
 
     image: str
@@ -47,6 +52,7 @@ class Explained(Plotted):
     predictions: tuple[tuple[str, float], ...]
     target: str | None
     scores: dict[str, Faithfulness]
+    registers: Registers | None = None
 
     def plot(self) -> Any:
         """Draw the image next to its maps."""
@@ -149,6 +155,7 @@ def explain(
     layer: int | None = None,
     occlusion: bool = False,
     score: bool = False,
+    registers: bool = False,
     image_size: int | tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Explained]:
@@ -164,6 +171,8 @@ def explain(
         layer: compare patches in z_layer, 0 to L (default: the output of the final LayerNorm).
         occlusion: whether to compute the occlusion map, which is slow.
         score: whether to score the faithfulness of the maps; implies `occlusion`.
+        registers: whether to compute the maps with test-time registers, against bright corners. Predictions, occlusion
+            and faithfulness are those of the model as it is.
         image_size: image size in pixels (default: the model's).
         progress: called with (done, total) during occlusion.
     """
@@ -179,6 +188,8 @@ def explain(
         )
     if not K:
         need_vit(vit, "Explaining a model without a head")
+    found = _find(need_vit(vit, "Test-time registers (--registers)"), source, spec) if registers else None
+    inside = with_registers(vit, found.neurons, found.count) if found is not None and found.neurons else vit
     used: set[str] = set()
     for i in range(len(source)):
         image, _ = source.read(i)
@@ -191,7 +202,15 @@ def explain(
             progress=progress,
         )
         folder = out / _free(Path(source.names[i]).stem or "image", used)
-        yield _one(vit, x, image, source.names[i], spec, options, folder, occlusion or score, score)
+        one = _one(vit, inside, x, image, source.names[i], spec, options, folder, occlusion or score, score)
+        yield dataclasses.replace(one, registers=found)
+
+
+def _find(vit: ViT, source: Images, spec: InputSpec) -> Registers:
+    """Find the neurons to move, on the sample photos and some of the images."""
+    chosen = np.unique(np.linspace(0, len(source) - 1, min(FOUND_ON, len(source))).round().astype(int))
+    photos = [*map(sample_photo, PHOTOS), *(source.read(int(i))[0] for i in chosen)]
+    return find(vit, (preprocess(photo, spec)[None] for photo in photos))
 
 
 def _free(name: str, used: set[str]) -> str:
@@ -203,6 +222,7 @@ def _free(name: str, used: set[str]) -> str:
 
 def _one(
     model: Any,
+    inside: Any,
     x: Tensor,
     image: Image.Image,
     name: str,
@@ -223,7 +243,12 @@ def _one(
             options = dataclasses.replace(
                 options, target=int(targets_of(model(x.to(device_of(model))), options.target))
             )
-    found: dict[str, Arrays] = {key: plot.arrays(model, x, options) for key, plot in chosen.items()}
+    # A plot for ViTs alone looks at tokens: with registers where there are any. What others tell is the model's own.
+    found: dict[str, Arrays] = {
+        key: plot.arrays(inside if plot.models == (ViT,) else model, x, options) for key, plot in chosen.items()
+    }
+    if inside is not model:
+        found["norms"]["without"] = chosen["norms"].arrays(model, x, options)["norm"]
     maps = {key: found[key][plot.value] for key, plot in chosen.items() if plot.axes == MAP}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -320,5 +320,6 @@ def in_corners(maps: NDArray[np.float32]) -> str:
         return ""
     return (
         f" In {count} of {len(maps)} images the brightest patch lies in a corner: there the model keeps information "
-        f"about the whole image (arXiv 2309.16588), so a bright corner says little about what it shows."
+        f"about the whole image (arXiv 2309.16588), so a bright corner says little about what it shows. "
+        f"`vitkit explain --registers` draws maps without this."
     )

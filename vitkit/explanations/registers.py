@@ -1,0 +1,197 @@
+"""Test-time registers, without training: "Vision Transformers Don't Need Trained Registers" (arXiv 2506.08010).
+
+Many trained ViTs give a few patches that say little, often in the corners, a huge norm, and every later layer looks at
+them. Few neurons of the MLPs do this. Here their activation is moved from the patches to a token of its own, a register
+that starts as zero and has no position: what was kept in the patches is kept there, and maps of attention are clean.
+
+`find` names these neurons from a few images; `with_registers` returns a model that shares the weights of the given one.
+
+Legend: B images, T tokens, N patches, L layers, M neurons of an MLP, R registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import InputError
+from vitkit.explanations.common import Pixels, batches, eval_mode, grid_of, to_array, unwrap
+from vitkit.model.vit import ViT
+from vitkit.types import Array
+
+STANDS_OUT = 5.0  # a patch stands out when its norm is more than this many times the median of its image
+MOST = 64  # neurons that are tried
+
+Neuron = tuple[int, int]  # layer and neuron of its MLP, both counted from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registers:
+    """The neurons to move, and what moving them does to the images that they were found on.
+
+    Args:
+        neurons: (layer, neuron) of each, counted from 0, as they were found; empty if no patch stands out.
+        count: number of registers.
+        before: mean over images of the largest norm of a patch in any layer, in multiples of the layer's median.
+        after: the same with registers.
+    """
+
+    neurons: tuple[Neuron, ...]
+    count: int
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        """Say which neurons there are, counting from 1 as pictures do, and what moving them does."""
+        if not self.neurons:
+            return (
+                f"No patch stands out: the largest norm is {self.before:.1f} times the median. The maps are those of "
+                f"the model as it is."
+            )
+        named = ", ".join(f"{neuron + 1} of layer {layer + 1}" for layer, neuron in self.neurons[:4])
+        more = f" and {len(self.neurons) - 4} more" if len(self.neurons) > 4 else ""
+        return (
+            f"Moved neuron{'s' if len(self.neurons) > 1 else ''} {named}{more} to {self.count} "
+            f"register{'s' if self.count > 1 else ''}: the largest norm of a patch falls from {self.before:.1f} to "
+            f"{self.after:.1f} times the median."
+        )
+
+
+class Moved(nn.Module):
+    """An activation whose values for a few neurons go to the registers: the largest ones over all tokens.
+
+    Args:
+        act: the activation.
+        neurons: the neurons.
+        first: the first register's place among the tokens.
+        count: number of registers.
+    """
+
+    def __init__(self, act: nn.Module, neurons: Sequence[int], first: int, count: int) -> None:
+        super().__init__()
+        self.act, self.neurons, self.first, self.count = act, list(neurons), first, count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, M or 2 M] -> [B, T, M]."""
+        h = self.act(x).clone()
+        most = h[:, :, self.neurons].topk(self.count, dim=1).values  # [B, R, neurons]
+        h[:, :, self.neurons] = 0
+        h[:, self.first : self.first + self.count, self.neurons] = most
+        return h
+
+
+def with_registers(model: nn.Module, neurons: Sequence[Neuron], count: int = 1) -> ViT:
+    """Return the model with registers that take over these neurons; it shares the weights of the given one.
+
+    Args:
+        model: a ViT, compiled or plain.
+        neurons: (layer, neuron), counted from 0; the last layer has none, since only what the pool reads is computed.
+        count: number of registers (default: 1); they follow those that the model has.
+    """
+    vit = unwrap(model)
+    c, last = vit.config, vit.config.num_hidden_layers - 1
+    if count < 1 or not all(0 <= layer < last and 0 <= n < c.intermediate_size for layer, n in neurons):
+        raise InputError(
+            f"Expected at least one register, and neurons (layer, neuron) with layers from 0 to {last - 1} and neurons "
+            f"from 0 to {c.intermediate_size - 1}; got {count} and {list(neurons)}."
+        )
+    if c.pool_prefix:
+        raise InputError("This model's pool reads registers, so it cannot be given others without training.")
+    with torch.device("meta"):  # no storage: every tensor is shared, except the registers
+        new = ViT(
+            dataclasses.replace(c, num_register_tokens=c.num_register_tokens + count, chunk_size_feed_forward=0),
+            vit.input_spec,
+        )
+    state = dict(vit.state_dict())
+    registers = torch.zeros(1, count, c.hidden_size).to(next(vit.parameters()))
+    state["register_tokens"] = torch.cat([*([state["register_tokens"]] if c.num_register_tokens else []), registers], 1)
+    new.load_state_dict(state, assign=True)
+    for name, module in new.named_modules():
+        module._buffers = vit.get_submodule(name)._buffers
+    for layer in sorted({layer for layer, _ in neurons}):
+        mlp = new.blocks[layer].mlp
+        mlp.act = Moved(mlp.act, [n for at, n in neurons if at == layer], c.num_prefix_tokens, count)
+    return new.train(vit.training)
+
+
+@torch.no_grad()
+def patch_norms(model: nn.Module, pixels: Tensor) -> Array:
+    """Compute the norm of every patch in every layer.
+
+    Args:
+        model: a ViT, compiled or plain.
+        pixels: [B, C, H, W].
+
+    Returns:
+        [B, 1 + L, rows, columns], in multiples of the median over the patches of an image in a layer. The first is z_0.
+    """
+    with eval_mode(model, pixels) as (vit, x):
+        norms = torch.stack([z[:, vit.config.num_prefix_tokens :].float().norm(dim=-1) for z in vit.states(x)], 1)
+        ratio = norms / norms.median(-1, keepdim=True).values.clamp(min=1e-12)  # [B, 1 + L, N]
+        return to_array(ratio.unflatten(2, grid_of(vit, x)))
+
+
+@torch.no_grad()
+def find(model: nn.Module, pixels: Pixels, count: int = 1) -> Registers:
+    """Find the neurons that give a few patches their huge norms.
+
+    A neuron's strength is its mean activation in the patches that stand out, times the length of what it writes. The
+    strongest is moved; if patches still stand out, the strongest of the model with registers follows, then two more at
+    once, four more, and so on. What leaves the fewest and smallest outliers is returned.
+
+    Args:
+        model: a ViT, compiled or plain.
+        pixels: a few images: one batch, or batches of one or several sizes.
+        count: number of registers (default: 1).
+    """
+    images, vit = list(batches(pixels)), unwrap(model)
+    if not images:
+        raise InputError("Expected at least one image to find the neurons on; got none.")
+    current, neurons, tried = vit, [], []  # type: ignore[var-annotated]
+    while True:
+        norms = [patch_norms(current, x) for x in images]
+        largest = np.concatenate([part.max((2, 3)) for part in norms]).mean(0)  # [1 + L]
+        tried.append((float(largest.max()), tuple(neurons)))
+        if largest.max() <= STANDS_OUT or len(neurons) >= MOST:
+            break
+        worst = int(largest.argmax())  # written by the blocks before z_worst
+        strength = _strength(current, images, [part[:, worst] > STANDS_OUT for part in norms], worst)  # [layers, M]
+        strongest = np.argsort(-strength, axis=None, kind="stable")[: max(len(neurons), 1)]
+        neurons += [divmod(int(i), strength.shape[1]) for i in strongest if strength.flat[i] > 0]
+        if len(neurons) == len(tried[-1][1]):
+            break
+        current = with_registers(vit, neurons, count)
+    after, chosen = min(tried)
+    return Registers(neurons=chosen, count=count, before=tried[0][0], after=after)
+
+
+def _strength(vit: ViT, images: Sequence[Tensor], outstanding: Sequence[Array], worst: int) -> Array:
+    """Return the strength of each neuron in the layers before z_worst, [layers, M]."""
+    layers = min(worst, vit.config.num_hidden_layers - 1)
+    total = np.zeros((layers, vit.config.intermediate_size))
+    for x, mask in zip(images, outstanding, strict=True):
+        if not mask.any():
+            continue
+        at = torch.from_numpy(mask).flatten(1)  # [B, N]
+        with eval_mode(vit, x) as (_, fitted):
+            parts: list[list[Tensor]] = [[] for _ in range(layers)]  # an MLP may take its tokens in chunks
+            hooks = [
+                block.mlp.act.register_forward_hook(lambda _, __, h, to=to: to.append(h))
+                for block, to in zip(vit.blocks, parts, strict=False)
+            ]
+            try:
+                for layer, _ in zip(range(layers + 1), vit.states(fitted), strict=False):
+                    if layer:
+                        h = torch.cat(parts[layer - 1], 1)[:, vit.config.num_prefix_tokens :]
+                        total[layer - 1] += to_array(h[at.to(h.device)].float().sum(0))
+                        parts[layer - 1].clear()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+    written = [to_array(block.mlp.fc2.weight.float().norm(dim=0)) for block in vit.blocks[:layers]]
+    return total / max(sum(int(mask.sum()) for mask in outstanding), 1) * np.stack(written)
