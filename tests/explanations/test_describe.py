@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitkit import ViTConfig, huggingface, paper
 from vitkit.cli import app
 from vitkit.errors import ConfigError, InputError
 from vitkit.explanations.describe import Row, describe, rows_of
 from vitkit.explanations.diagram import DIAGRAMS, paper_parts
+from vitkit.explanations.overview import overview
 from vitkit.explanations.patches import cut
-from vitkit.model.config import VARIANTS
+from vitkit.model.config import VARIANTS, variant
 from vitkit.model.count import parameters
 
 ODD = ViTConfig(
@@ -130,6 +135,58 @@ def test_drawings_say_what_the_model_has() -> None:
     tanh = words_of(DIAGRAMS["paper-MLPBlock"](dataclasses.replace(SMALL, hidden_act="gelu_tanh")))
     assert "mlp.1: GELU (tanh form), then dropout" in tanh
     assert "mlp.1: GELU, then dropout" in words_of(DIAGRAMS["paper-MLPBlock"](SMALL))
+
+
+HYBRID = variant("r50+vit-b/16")
+
+
+@pytest.mark.parametrize("config", [VARIANTS["vit-ti/16"], VARIANTS["vit-l/16"], ODD, SMALL, HYBRID])
+def test_the_overview_stays_inside_its_canvas(config: ViTConfig) -> None:
+    root = ElementTree.fromstring(overview(config, np.zeros((*config.image_hw, 3), np.uint8)))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for node in root.iter():
+        found = node.attrib
+        if node.tag.endswith(("rect", "image")) and "x" in found:
+            assert float(found["x"]) >= 0
+            assert float(found["x"]) + float(found["width"]) <= width - 20
+            assert float(found["y"]) + float(found["height"]) <= height - 20
+        if node.tag.endswith("text"):
+            wide = 7.4 * len(node.text or "") * {"start": 1, "middle": 0.5}[found["text-anchor"]]
+            assert float(found["x"]) + wide <= width
+            assert float(found["y"]) <= height - 10
+    boxes = [node.attrib for node in root.iter() if "box msa" in node.attrib.get("class", "")]
+    words = [n for n in root.iter() if n.tag.endswith("text") and (n.text or "").startswith("Multi-head")]
+    assert float(boxes[0]["width"]) > 6.9 * len(words[0].text or "")  # it fills the box and leaves room
+
+
+def test_the_overview_shows_the_photos_own_patches() -> None:
+    photo = np.zeros((64, 32, 3), np.uint8)
+    photo[:8, 8:16, 0], photo[-8:, -8:, 2] = 255, 255  # the second patch is red, the last one blue
+    whole, *patches = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(found))), float).mean((0, 1))
+        for found in sorted(re.findall(r"base64,([^\"]+)", overview(SMALL, photo)), key=len, reverse=True)
+    ]
+    assert len(patches) == 4
+    assert sorted(int(colour.argmax()) for colour in patches if colour.max() > 200) == [0, 2]
+    assert whole.max() < 30
+    assert "<image" not in overview(SMALL)
+
+
+def test_the_overview_of_a_hybrid_has_its_stem() -> None:
+    words = words_of(overview(HYBRID))
+    assert "ResNet stem: r50/16" in words
+    assert "feature map [B, 1024, 14, 14]" in words
+    assert "Eq. 1   [B, 196, 1² · 1024] E → [B, 196, 768]" in words
+    assert "cut" not in "".join(words)
+
+
+def test_a_photo_is_for_the_drawings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--photo is for the drawings; give a folder for them with --draw"):
+        app(["describe", "vit-ti/16", "--photo", "x.jpg"], standalone_mode=False)
+    Image.new("RGB", (50, 40), (250, 10, 10)).save(tmp_path / "red.png")
+    args = ["describe", "vit-ti/16", "--depth", "0", "--photo", str(tmp_path / "red.png"), "--draw", str(tmp_path)]
+    app(args, standalone_mode=False)
+    assert (tmp_path / "overview.svg").read_text(encoding="utf-8").count("<image") == 5
 
 
 @pytest.mark.parametrize("pre_logits", [False, True])

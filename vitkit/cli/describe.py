@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from vitkit.cli.options import parse_size
 
 if TYPE_CHECKING:
     from vitkit.model.backbone import Config
+    from vitkit.model.config import ViTConfig
 
 
 def describe(
@@ -38,11 +40,19 @@ def describe(
         Path | None,
         typer.Option("--draw", help="Folder for SVG drawings of the model and its classes (default: no drawings)."),
     ] = None,
+    photo: Annotated[
+        str | None,
+        typer.Option("--photo", help="Photo whose patches the overview drawing shows (default: empty patches)."),
+    ] = None,
 ) -> None:
     """Show every module of a model with the shapes of its input and output and its parameters."""
     from vitkit.cli.text import print_table
     from vitkit.model.count import flops, parameters
 
+    if photo is not None and draw is None:
+        from vitkit.errors import InputError
+
+        raise InputError("--photo is for the drawings; give a folder for them with --draw.")
     config = _config(model, parse_size(size), num_classes, channels)
 
     from vitkit.explanations.describe import describe as rows_of
@@ -76,13 +86,15 @@ def describe(
     if draw is not None:
         from vitkit.errors import ConfigError, OutputError
         from vitkit.explanations.diagram import DIAGRAMS
+        from vitkit.explanations.overview import overview
         from vitkit.model.resnet_config import ResNetConfig
 
         if isinstance(config, ResNetConfig):
             raise ConfigError("--draw draws Vision Transformers; this model is a ResNet. Leave --draw out.")
+        diagrams = DIAGRAMS | ({"overview": partial(overview, photo=_photo(photo, config))} if photo else {})
         try:
             draw.mkdir(parents=True, exist_ok=True)
-            for name, diagram in DIAGRAMS.items():
+            for name, diagram in diagrams.items():
                 path = draw / f"{name}.svg"
                 try:
                     path.write_text(diagram(config), encoding="utf-8")
@@ -93,6 +105,17 @@ def describe(
             raise OutputError(
                 f"Expected a writable folder; cannot write to {draw} ({error.strerror}). Choose another with --draw."
             ) from error
+
+
+def _photo(path: str, config: ViTConfig) -> Any:
+    """Return a photo as the model sees it, [H, W, 3]."""
+    from vitkit.data import preprocess
+    from vitkit.evaluation.predict import Images
+    from vitkit.explanations.common import shown
+    from vitkit.model.config import InputSpec
+
+    source, spec = Images(path), InputSpec.of(config)
+    return shown(preprocess(source.read(0)[0], spec, source.names[0])[None], spec)[0]
 
 
 def _config(model: str, size: int | tuple[int, int] | None, num_classes: int | None, channels: int | None) -> Config:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.model.backbone import Backbone
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.create import need_vit
 from vitkit.model.inputs import checked, validate_and_pad
 from vitkit.model.vit import ViT
@@ -138,11 +138,15 @@ def to_array(x: Tensor) -> Array:
 
 def image_of(x: Tensor, model: nn.Module) -> NDArray[np.uint8]:
     """Undo the normalisation: [B, C, H, W] -> [B, H, W, 3] uint8 (one or two channels are shown in gray)."""
-    spec = unwrap_any(model).input_spec
+    return shown(x, unwrap_any(model).input_spec)
+
+
+def shown(x: Tensor, spec: InputSpec) -> NDArray[np.uint8]:
+    """Do the same for pixels that were prepared as `spec` says."""
     mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in (spec.mean, spec.std))
-    shown = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()  # [B, C, H, W]
-    shown = shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
-    return shown.permute(0, 2, 3, 1).cpu().numpy()
+    image = (x.float() * std + mean).clamp(0, 1).mul(255).round().byte()  # [B, C, H, W]
+    image = image[:, :3] if image.shape[1] >= 3 else image[:, :1].expand(-1, 3, -1, -1)
+    return image.permute(0, 2, 3, 1).cpu().numpy()
 
 
 def reader(model: nn.Module) -> tuple[slice, str]:

@@ -1,4 +1,4 @@
-"""Drawings of a model with its own shapes: the classes of each interface, and Figure 1 of the paper."""
+"""Drawings of a model with its own shapes: the classes of each interface; overview.py has Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ from vitkit import huggingface
 from vitkit.errors import ConfigError
 from vitkit.explanations import svg
 from vitkit.explanations.describe import Row, describe, rows_of
+from vitkit.explanations.overview import overview
 from vitkit.model.config import ViTConfig
 from vitkit.model.count import parameters
-from vitkit.model.parts.fit import EVERY_PART, Takes, unfit, unfit_of_paper
+from vitkit.model.parts.fit import unfit_of_paper
 
 TALL, GAP, WIDE = 40, 6, 760
-FIGURE_1: Takes = {  # the parts that `overview` shows, or that change no word in it
-    "hidden_act": EVERY_PART["hidden_act"],
-    "positions": ("2d", "sincos"),
-    "pool": ("mean",),
-    "without_bias": EVERY_PART["without_bias"],
-}
 HIDDEN = {"Dropout", "Residual"}  # left out of the drawing if they have no parameters: they do not change any shape
 
 
@@ -125,144 +120,6 @@ def _boxes(title: str, boxes: list[tuple[int, str, str]]) -> str:
         y += TALL + GAP
     close(0)
     return svg.document(WIDE, y + 14, title, [svg.text(20, 34, title, "title", "start"), *parts])
-
-
-def _model(c: ViTConfig) -> list[str]:
-    """Draw the left half of Figure 1, from the head down to the image."""
-    D, T, (height, width), (rows, columns) = c.hidden_size, c.num_prefix_tokens + c.num_patches, c.image_hw, c.grid
-    left, right, middle = 40, 620, 330
-    parts = [svg.text(left, 34, "Vision Transformer (ViT)", "title", "start")]
-
-    def wide(y: float, tall: float, kind: str, words: str, shapes: str) -> None:
-        parts.extend(
-            [
-                svg.box(left, y, right - left, tall, kind),
-                svg.text(middle, y + tall / 2 - 2, words),
-                svg.text(middle, y + tall / 2 + 15, shapes, "shape"),
-            ]
-        )
-
-    wide(
-        56,
-        46,
-        "head",
-        "Head" + (" (pre-logits: dense, tanh; then dense)" if c.pre_logits else ""),
-        f"{D} → {c.num_classes} logits" if c.num_classes else f"{D} features (no head)",
-    )
-    pooled = "y = LN(z_L^0)" if c.pool == "cls" else "y = mean of the patches' tokens"
-    parts += [
-        svg.arrow(middle, 150, middle, 104),
-        svg.text(middle + 12, 132, f"Eq. 4   {pooled}   [B, {D}]", "shape", "start"),
-    ]
-    wide(150, 64, "level2", f"Transformer encoder: {c.num_hidden_layers} blocks", f"Eqs. 2, 3   [B, {T}, {D}]")
-    tokens = ["*"] * c.class_token + ["R"] * bool(c.num_register_tokens) + ["1", "2", "3", "…", str(c.num_patches)]
-    step = (right - left) / len(tokens)
-    for i, name in enumerate(tokens):
-        x = left + step * (i + 0.5)
-        parts += [
-            svg.arrow(x, 262, x, 216),
-            svg.box(x - 32, 262, 30, 40, "position"),
-            svg.box(x, 262, 30, 40, "token"),
-            svg.text(x - 17, 287, {"*": "0", "R": "–"}.get(name, name), "shape"),
-            svg.text(x + 15, 287, name if name in "*R" else ""),
-        ]
-        if name not in "*R":
-            parts.append(svg.arrow(x + 15, 350, x + 15, 304))
-    wide(
-        350,
-        50,
-        "embed",
-        "Linear projection of flattened patches",
-        f"Eq. 1   [B, {c.num_patches}, {c.patch_size}² · {c.num_channels}] E → [B, {c.num_patches}, {D}]",
-    )
-    shown_rows, shown_columns, cell, top = min(rows, 6), min(columns, 8), 22, 440
-    side, bottom = middle - shown_columns * cell / 2, top + shown_rows * cell
-    parts.append(svg.arrow(middle, top - 6, middle, 402))
-    parts += [
-        svg.box(side + j * cell, top + i * cell, cell - 2, cell - 2, "level3")
-        for i in range(shown_rows)
-        for j in range(shown_columns)
-    ]
-    legend = (
-        "violet: E_pos, pink: patch embeddings"
-        + ", *: class token" * c.class_token
-        + (f", R: {c.num_register_tokens} registers" if c.num_register_tokens else "")
-    )
-    return parts + [
-        svg.text(
-            middle,
-            bottom + 18,
-            f"image {height} × {width} × {c.num_channels}, cut into {rows} × {columns} "
-            f"patches of {c.patch_size} × {c.patch_size}",
-            "shape",
-        ),
-        svg.text(middle, bottom + 36, legend, "shape"),
-    ]
-
-
-def _heads(c: ViTConfig) -> str:
-    """Words about the heads: how many each block has, and whether q, k and v have a bias."""
-    counts = {len(c.heads_of(layer)) for layer in range(c.num_hidden_layers)}
-    number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    return f"{number} heads of {c.head_size}" + ", no bias in Eq. 5" * (not c.qkv_bias)
-
-
-def _block(c: ViTConfig, bottom: float) -> list[str]:
-    """Draw the right half of Figure 1: one encoder block, upwards from `bottom`."""
-    D, T, left, wide = c.hidden_size, c.num_prefix_tokens + c.num_patches, 720, 220
-    centre, around = left + wide / 2, left + wide + 30
-    parts: list[str] = []
-    y = bottom
-    for norm, (kind, words, shapes) in zip(
-        (f"[B, {T}, {D}]", f"eps {c.layer_norm_eps:g}"),
-        (
-            ("msa", "Multi-head self-attention: Eqs. 5-8", _heads(c)),
-            ("mlp", "MLP", f"{D} → {c.intermediate_size} → {D}   {c.hidden_act}"),
-        ),
-        strict=True,
-    ):
-        fork, plus = y - 12, y - 190
-        for tall, colour, name, note in ((y - 80, "norm", "LayerNorm", norm), (y - 150, kind, words, shapes)):
-            parts += [
-                svg.arrow(centre, tall + 70 if colour != "norm" else y, centre, tall + 46),
-                svg.box(left, tall, wide, 44, colour),
-                svg.text(centre, tall + 19, name),
-                svg.text(centre, tall + 35, note, "shape"),
-            ]
-        parts += [
-            svg.arrow(centre, y - 150, centre, plus + 11),
-            svg.text(centre, plus + 4, "+"),
-            f'<circle class="line" cx="{centre:g}" cy="{plus:g}" r="10"/>',
-            svg.path((centre, fork), (around, fork), (around, plus), (centre + 10, plus)),
-        ]
-        y = plus - 10
-    parts += [
-        svg.arrow(centre, y, centre, y - 34),
-        svg.text(centre + 12, y - 20, "z_l", "shape", "start"),
-        svg.text(centre + 12, bottom + 4, "z_(l-1)", "shape", "start"),
-    ]
-    top = y - 46
-    return [
-        svg.text(700, 34, "Encoder block: Eqs. 2 and 3", "title", "start"),
-        svg.box(700, top, wide + 90, bottom - top + 20, "level0"),
-        *parts,
-    ]
-
-
-def overview(config: ViTConfig) -> str:
-    """Draw Figure 1 of the paper as SVG: the model on the left, one encoder block on the right.
-
-    Args:
-        config: the architecture.
-
-    Raises:
-        ConfigError: the model has parts that the figure does not show.
-    """
-    if odd := unfit(config, FIGURE_1):
-        raise ConfigError(f"Figure 1 of the paper does not show {', '.join(odd)}, which this model has.")
-    return svg.document(
-        1030, 634, "Figure 1 of the paper with this model's shapes", [*_model(config), *_block(config, 560)]
-    )
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ STYLE = """
   .title { font-size: 17px; font-weight: 600 }
   .shape { font-family: ui-monospace, monospace; font-size: 11px; fill: #55617a }
   .box { stroke: #8a94a8; stroke-width: 1; rx: 7 } .line { stroke: #55617a; stroke-width: 1.4; fill: none }
-  .tip { fill: #55617a }
+  .tip { fill: #55617a } .square { rx: 0; stroke: none } .cut { stroke: #ffffff; stroke-width: 1.5 }
+  svg { max-width: 100%; height: auto }
   .level0 { fill: #f4f6fa } .level1 { fill: #e8edf6 } .level2 { fill: #d9e2f2 } .level3 { fill: #c8d5ec }
   .embed { fill: #fbe3ee } .norm { fill: #fdf3c9 } .msa { fill: #d9efdc } .mlp { fill: #d6e8fa } .head { fill: #fde3cd }
   .token { fill: #f6d3e3 } .position { fill: #e3d7f5 }
   @media (prefers-color-scheme: dark) {
-    .paper { fill: #12161d } text { fill: #e6eaf2 }
+    .paper { fill: #12161d } .cut { stroke: #12161d } text { fill: #e6eaf2 }
     .shape { fill: #a7b2c6 } .line { stroke: #a7b2c6 } .tip { fill: #a7b2c6 }
     .level0 { fill: #1a202b } .level1 { fill: #222b3a } .level2 { fill: #2b374b } .level3 { fill: #35445d }
     .embed { fill: #55283d }
