@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitkit.api import evaluate as evaluate
     from vitkit.api import explain as explain
     from vitkit.api import export as export
+    from vitkit.api import near_duplicates as near_duplicates
     from vitkit.api import patches as patches
     from vitkit.api import plot as plot
     from vitkit.api import predict as predict
@@ -62,6 +63,7 @@ _HOME = {  # public name -> module that defines it
             "embed",
             "doctor",
             "search",
+            "near_duplicates",
             "suggest",
             "card",
             "push",

@@ -625,6 +625,61 @@ def search(
     )
 
 
+def near_duplicates(
+    model: Model,
+    data: Weights,
+    *,
+    similarity: float | None = None,
+    split: str | None = None,
+    features: str | None = None,
+    cache: Weights | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> list[list[Hit]]:
+    """Find the images of a data set that are nearly the same, within and across its parts, by their features.
+
+    Args:
+        model: a model of any interface, or anything that `vitkit.load` accepts.
+        data: anything that `vitkit.data.open_splits` accepts, or a folder of photos without classes.
+        similarity: smallest cosine similarity of a pair (default: high, and unusual in this data).
+        split: one part of the data (default: all parts).
+        features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
+        cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
+        device: auto, cpu, cuda or mps (default: auto).
+        precision: fp32, bf16 or fp16 (default: fp32).
+        batch_size: images per batch (default: 64).
+        workers: worker processes for decoding (default: one per core).
+
+    Returns:
+        Groups of images that are joined by pairs, the largest first; each image has `filepath`, `split`, `label`, and
+        its `similarity` to the first of its group.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> groups = vitkit.near_duplicates(model, "digits", similarity=1, cache="cache", workers=0)
+        >>> all(len(group) > 1 for group in groups)
+        True
+    """
+    from vitkit.jobs import search as job
+    from vitkit.jobs.embed import open_cache
+    from vitkit.runtime import Runtime
+
+    runtime = Runtime(device, precision)
+    return job.near_duplicates(
+        model_of(model, str(runtime.device)),
+        job.sources_of(data, split),
+        open_cache(cache),
+        similarity=similarity,
+        features=features,
+        batch_size=batch_size,
+        workers=workers,
+        runtime=runtime,
+    )
+
+
 def suggest(
     model: Model,
     images: Given | Iterable[Given],
@@ -798,6 +853,13 @@ def card(run: Run | Weights, out: Weights | None = None, *, licence: str | None 
         run: a Run, or its folder.
         out: the Markdown file (default: `README.md` in the run folder).
         licence: licence of the weights, such as apache-2.0 (default: what the weights state).
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> found = vitkit.probe(model, "digits", "run", methods=["ridge"], cache="cache", workers=0)
+        >>> vitkit.card(found.run, licence="apache-2.0").name
+        'README.md'
     """
     from vitkit.jobs.share import write_card
 
@@ -818,6 +880,13 @@ def push(
 
     Returns:
         `files` with their sizes, and `url`.
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=1)
+        >>> found = vitkit.probe(model, "digits", "run", methods=["ridge"], cache="cache", workers=0)
+        >>> "README.md" in vitkit.push(found.run, "you/digits", licence="apache-2.0", dry_run=True).files
+        True
     """
     from vitkit.jobs.share import push as job
 
@@ -921,6 +990,12 @@ def export(model: Model, to: str, out: Weights, *, data: Weights | None = None, 
         out: the file.
         data: images to compare on, and to calibrate int8 with (default: random pixels; int8 needs images).
         merge: tokens to merge in each block (default: none).
+
+    Example:
+        >>> import vitkit
+        >>> model = vitkit.create("vit-ti/16", image_size=32, num_classes=3, num_hidden_layers=1)
+        >>> vitkit.export(model, "onnx", "tiny.onnx").path.name
+        'tiny.onnx'
     """
     from vitkit.jobs.export import export_file, images_for
 

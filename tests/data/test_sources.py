@@ -235,6 +235,18 @@ def test_a_path_comes_before_a_source_of_the_same_name(name, tmp_path, monkeypat
     assert not caplog.text
 
 
+def test_a_run_folder_is_not_data(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "mine"):
+        (tmp_path / name / "state").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+    assert len(open_source("digits", "all")) == 1797
+    assert "note: the folder 'digits' is a run, which holds no data; the data source 'digits' is used." in caplog.text
+    for spec in ("mine", tmp_path / "digits"):
+        with pytest.raises(DataError, match="is a run folder, which holds weights and numbers"):
+            open_source(spec)
+
+
 def test_the_fingerprint_sees_names_labels_and_sizes(photos):
     first = open_source(photos).fingerprint()
     file = photos / "train/1/000.jpg"

@@ -97,6 +97,28 @@ def test_registers_are_zero_have_no_position_and_follow_the_models_own():
     assert torch.equal(torch.cat([z[:, :4], z[:, 6:]], 1), plain)
 
 
+@pytest.mark.parametrize("more", [{}, {"relative": "offsets"}])
+def test_nobody_looks_at_a_register_before_it_is_written(more):
+    model, x = tiny(**more)
+    new = with_registers(model, [(1, 2)], 2)
+    plain, states = model.hidden_states(x), new.hidden_states(x)
+    for z, z_new in zip(plain[:2], states[:2], strict=True):
+        torch.testing.assert_close(torch.cat([z_new[:, :1], z_new[:, 3:]], 1), z)
+    assert not torch.allclose(torch.cat([states[3][:, :1], states[3][:, 3:]], 1), plain[3], atol=1e-3)
+    A = new.attention(x)
+    assert (A[0][..., 1:3] == 0).all()
+    assert (A[1][..., 1:3] == 0).all()
+    assert (A[2][..., 1:3] > 0).all()
+
+
+def test_there_are_as_many_registers_as_patches_that_stand_out():
+    model, x = planted(PLANTED[1:])
+    with torch.no_grad():  # the second patch says that it is the first one too
+        model.positions.table[0, 2] = model.positions.table[0, 1]
+    assert find(model, x).count == 2
+    assert find(model, x, 3).count == 3
+
+
 def test_what_cannot_be_moved_is_refused():
     model, _ = tiny()
     for neurons, count in (([(2, 0)], 1), ([(0, 48)], 1), ([(0, 1)], 0), ([(-1, 0)], 1)):

@@ -12,7 +12,7 @@ import vitkit
 from tests.features.samples import photos, saved, tiny
 from vitkit.cli import app
 from vitkit.data import open_source
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, InputError
 from vitkit.features import FeatureCache, fill, search
 from vitkit.features.suggest import margins, suggest
 
@@ -63,6 +63,53 @@ def test_equal_images_come_in_the_order_of_the_data(tmp_path):
     hits = vitkit.search(tiny(), tmp_path / "set", tmp_path / "set/a/1.png", count=2, cache=tmp_path, workers=0)[0]
     assert [(hit.label, hit.rank) for hit in hits] == [("a", 1), ("b", 2)]
     assert [hit.similarity for hit in hits] == pytest.approx([1, 1])
+
+
+def test_near_duplicates_are_grouped_within_and_across_parts(tmp_path):
+    rng = np.random.default_rng(0)
+    for n, name in enumerate(("train/a/0", "train/a/1", "train/b/2", "train/b/3", "test/a/4", "test/b/5")):
+        path = tmp_path / "set" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((40, 40), Image.Resampling.NEAREST).save(path)
+        if n in (0, 4):
+            with Image.open(path) as image:
+                image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(path.with_name(f"{n}-flipped.png"))
+    whole = Image.open(tmp_path / "set/train/a/1.png")
+    whole.save(tmp_path / "set/test/b/copy.png")
+    whole.save(tmp_path / "set/train/b/other-label.bmp")
+    groups = vitkit.near_duplicates(tiny(), tmp_path / "set", similarity=0.99999, cache=tmp_path, workers=0)
+    (found,) = groups
+    assert [(hit.split, hit.label, hit.rank) for hit in found] == [
+        ("train", "a", 1),
+        ("train", "b", 2),
+        ("test", "b", 3),
+    ]
+    assert {hit.query for hit in found} == {found[0].filepath}
+    assert [hit.similarity for hit in found] == pytest.approx([1, 1, 1])
+    with pytest.raises(ConfigError, match=r"similarity above 0 and at most 1; got 1\.5"):
+        vitkit.near_duplicates(tiny(), tmp_path / "set", similarity=1.5, cache=tmp_path, workers=0)
+
+
+def test_the_command_lists_near_duplicates(place, tmp_path):
+    words = ["search", str(place / "set"), "--from", str(place / "tiny.safetensors"), "--workers", "0"]
+    words += ["--cache", str(tmp_path)]
+    near = [*words, "--near-duplicates", "--similarity", "0.5"]
+    run = CliRunner().invoke(app, [*near, "--export", str(tmp_path / "g.csv")])
+    assert run.exit_code == 0, run.output
+    assert "among 36 images" in run.stdout
+    rows = list(csv.DictReader((tmp_path / "g.csv").read_text(encoding="utf-8").splitlines()))
+    groups = json.loads(CliRunner().invoke(app, [*near, "--json"]).stdout)["groups"]
+    assert [len(group) for group in groups] == sorted((len(group) for group in groups), reverse=True)
+    assert len(rows) == sum(map(len, groups)) > 1
+    for wrong, words_of in (
+        (words, "either photos to search for or --near-duplicates"),
+        ([*near, str(place / "set/test/red/2.png")], "either photos to search for or --near-duplicates"),
+        ([*words, str(place / "set/test/red/2.png"), "--similarity", "0.9"], "--similarity is for --near-duplicates"),
+    ):
+        refused = CliRunner().invoke(app, wrong)
+        assert isinstance(refused.exception, InputError)
+        assert words_of in str(refused.exception)
 
 
 def test_the_command_searches_all_parts_and_exports(place, tmp_path):

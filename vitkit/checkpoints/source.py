@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.checkpoints import hub
-from vitkit.errors import UnreadableFile, nearest
+from vitkit.errors import ConfigError, UnreadableFile, nearest
+from vitkit.model.create import configuration
 
 # The names that transformers, timm and open_clip give to weights in a folder, best first.
 WEIGHTS = (
@@ -145,9 +146,24 @@ def with_json(weights: Path, label: str) -> Files:
     return Files(label, weights, *found)
 
 
+def _variant(source: str, revision: str | None) -> Files | None:
+    """Refuse the name of an architecture, such as vit-b/16, before the hub is asked for it."""
+    if not re.fullmatch(r"[\w+-]+(/\d+)?", source):
+        return None
+    try:
+        configuration(source)
+    except ConfigError:
+        return None
+    raise UnreadableFile(
+        f"Expected weights: a file, a run folder or a hub id such as google/vit-base-patch16-224; {source!r} is the "
+        f"name of an architecture, which has none. vitkit.create({source!r}) makes a model with random weights."
+    )
+
+
 FINDERS: dict[str, Callable[[str, str | None], Files | None]] = {  # tried in order; None leaves it to the next
     "file": _file,
     "run": _run,
     "folder": _folder,
+    "variant": _variant,
     "hub": _hub,
 }

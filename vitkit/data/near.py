@@ -52,22 +52,32 @@ def close_hashes(hashes: Array) -> Iterator[tuple[int, int]]:
             yield from ((int(a) + start, int(b) + at) for a, b in zip(i, j) if a + start < b + at)
 
 
-def close_features(features: Array) -> Iterator[tuple[int, int]]:
-    """Yield every pair i < j of features [n, F] that are much more similar than neighbours usually are."""
+def close_features(features: Array, least: float | None = None) -> Iterator[tuple[int, int]]:
+    """Yield every pair i < j of similar features.
+
+    Args:
+        features: [n, F].
+        least: smallest cosine similarity (default: COSINE, and much higher than is usual between neighbours).
+    """
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     if len(unit) < 2:
         return
+    least = _unusual(unit) if least is None else least
+    for start in range(0, len(unit), BLOCK):
+        for at in range(start, len(unit), BLOCK):
+            i, j = np.nonzero(unit[start : start + BLOCK] @ unit[at : at + BLOCK].T >= least)
+            yield from ((int(a) + start, int(b) + at) for a, b in zip(i, j) if a + start < b + at)
+
+
+def _unusual(unit: Array) -> float:
+    """Return a similarity that unit vectors [n, F] rarely have with their nearest neighbour."""
     some = np.linspace(0, len(unit) - 1, min(len(unit), SAMPLE)).astype(np.int64)
     nearest = np.full(len(some), -1.0)
     for at in range(0, len(unit), BLOCK):
         similarity = unit[some] @ unit[at : at + BLOCK].T
         similarity[some[:, None] == np.arange(at, min(at + BLOCK, len(unit)))] = -1.0  # not to itself
         nearest = np.maximum(nearest, similarity.max(1))
-    least = max(COSINE, 1 - (1 - float(np.median(nearest))) / CLOSER)
-    for start in range(0, len(unit), BLOCK):
-        for at in range(start, len(unit), BLOCK):
-            i, j = np.nonzero(unit[start : start + BLOCK] @ unit[at : at + BLOCK].T >= least)
-            yield from ((int(a) + start, int(b) + at) for a, b in zip(i, j) if a + start < b + at)
+    return max(COSINE, 1 - (1 - float(np.median(nearest))) / CLOSER)
 
 
 def groups(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:

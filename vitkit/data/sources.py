@@ -47,7 +47,9 @@ def open_splits(spec: str | Path) -> Splits:
     Raises:
         DataError: there is nothing, or nothing that is recognised.
     """
-    if spec in SOURCES and Path(spec).exists():
+    if spec in SOURCES and _is_run(Path(spec)):
+        log.warning("note: the folder %r is a run, which holds no data; the data source %r is used.", spec, spec)
+    elif spec in SOURCES and Path(spec).exists():
         log.warning(
             "note: %r is a path as well as a data source; the path is used. The source is %r.", spec, f"{spec}:"
         )
@@ -97,12 +99,17 @@ def _filled(source: Source, spec: str | Path, split: str) -> Source:
     return source
 
 
+def _is_run(path: Path) -> bool:
+    """Return whether a path is a run folder (`vitkit train`, `vitkit probe`)."""
+    return (path / "run.json").is_file()
+
+
 def parse(spec: str | Path) -> tuple[str, str]:
     """Return (kind, place) of a data set; the kind of a path is recognised by what is there."""
     text = str(spec)
     kind, _, place = text.partition(":")
     path = Path(text).expanduser()
-    if not isinstance(spec, Path) and kind in SOURCES and not path.exists():
+    if not isinstance(spec, Path) and kind in SOURCES and (not path.exists() or (text == kind and _is_run(path))):
         return kind, place
     if path.is_file():
         for ending, of in {".csv": "csv", ".parquet": "parquet", ".tar": "tar"}.items():
@@ -113,6 +120,10 @@ def parse(spec: str | Path) -> tuple[str, str]:
         raise DataError(
             f"Expected a folder, a .csv, .parquet or .tar file, or one of {', '.join(SOURCES)}; "
             f"there is no data at {text!r}."
+        )
+    if _is_run(path):
+        raise DataError(
+            f"Expected data; {text} is a run folder, which holds weights and numbers. Give the data's path."
         )
     for of, found in RECOGNISED.items():
         if any(next(path.glob(pattern), None) is not None for pattern in found):

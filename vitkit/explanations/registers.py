@@ -1,8 +1,13 @@
 """Test-time registers, without training: "Vision Transformers Don't Need Trained Registers" (arXiv 2506.08010).
 
 Many trained ViTs give a few patches that say little, often in the corners, a huge norm, and every later layer looks at
-them. Few neurons of the MLPs do this. Here their activation is moved from the patches to a token of its own, a register
-that starts as zero and has no position: what was kept in the patches is kept there, and maps of attention are clean.
+them. Few neurons of the MLPs do this. Here their activation is moved from the patches to tokens of its own, registers
+that start as zero and have no position: what was kept in the patches is kept there, and maps of attention are clean.
+
+Where this differs from the paper, because a small model changed its answers otherwise (docs/log.md):
+  - There are as many registers as patches that stand out, so that together they draw as much attention.
+  - No token looks at the registers before the first of these neurons has written to them.
+  - Weaker neurons are moved too if that keeps the model's features closer to what they were.
 
 `find` names these neurons from a few images; `with_registers` returns a model that shares the weights of the given one.
 
@@ -21,11 +26,15 @@ from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.explanations.common import Pixels, batches, eval_mode, grid_of, to_array, unwrap
+from vitkit.model.parts.positions import Grid
+from vitkit.model.parts.relative import Rows
 from vitkit.model.vit import ViT
 from vitkit.types import Array
 
 STANDS_OUT = 5.0  # a patch stands out when its norm is more than this many times the median of its image
-MOST = 64  # neurons that are tried
+MOST = 64  # neurons that are moved
+MORE = 6  # weaker neurons that are tried once no patch stands out
+MOST_REGISTERS = 16
 
 Neuron = tuple[int, int]  # layer and neuron of its MLP, both counted from 0
 
@@ -85,6 +94,27 @@ class Moved(nn.Module):
         return h
 
 
+class Hidden(nn.Module):
+    """What positions do inside attention, and registers that no token looks at yet.
+
+    Args:
+        relative: what positions do; None for nothing.
+        first: the first register's place among the tokens.
+        count: number of registers.
+    """
+
+    def __init__(self, relative: nn.Module | None, first: int, count: int) -> None:
+        super().__init__()
+        self.relative, self.first, self.count = relative, first, count
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, rows: Rows = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k [B, h, T, d] -> the same, and a bias that hides the registers as keys."""
+        q, k, bias = (q, k, None) if self.relative is None else self.relative(q, k, grid, rows)
+        hide = k.new_zeros(1, 1, 1, k.shape[2])
+        hide[..., self.first : self.first + self.count] = -torch.inf
+        return q, k, hide if bias is None else bias + hide
+
+
 def with_registers(model: nn.Module, neurons: Sequence[Neuron], count: int = 1) -> ViT:
     """Return the model with registers that take over these neurons; it shares the weights of the given one.
 
@@ -116,6 +146,9 @@ def with_registers(model: nn.Module, neurons: Sequence[Neuron], count: int = 1) 
     for layer in sorted({layer for layer, _ in neurons}):
         mlp = new.blocks[layer].mlp
         mlp.act = Moved(mlp.act, [n for at, n in neurons if at == layer], c.num_prefix_tokens, count)
+    for layer in range(1 + min((layer for layer, _ in neurons), default=-1)):
+        msa = new.blocks[layer].msa
+        msa.relative = Hidden(msa.relative, c.num_prefix_tokens, count)
     return new.train(vit.training)
 
 
@@ -137,22 +170,26 @@ def patch_norms(model: nn.Module, pixels: Tensor) -> Array:
 
 
 @torch.no_grad()
-def find(model: nn.Module, pixels: Pixels, count: int = 1) -> Registers:
+def find(model: nn.Module, pixels: Pixels, count: int | None = None) -> Registers:
     """Find the neurons that give a few patches their huge norms.
 
     A neuron's strength is its mean activation in the patches that stand out, times the length of what it writes. The
     strongest is moved; if patches still stand out, the strongest of the model with registers follows, then two more at
-    once, four more, and so on. What leaves the fewest and smallest outliers is returned.
+    once, four more, and so on. Weaker neurons may prepare the patches for this: up to MORE are added, as many as
+    keep the features closest to those of the model as it is.
 
     Args:
         model: a ViT, compiled or plain.
         pixels: a few images: one batch, or batches of one or several sizes.
-        count: number of registers (default: 1).
+        count: number of registers (default: the number of patches that stand out in an image, at most MOST_REGISTERS).
     """
     images, vit = list(batches(pixels)), unwrap(model)
     if not images:
         raise InputError("Expected at least one image to find the neurons on; got none.")
-    current, neurons, tried = vit, [], []  # type: ignore[var-annotated]
+    order: list[Neuron] = []  # the strongest of the model as it is
+    neurons: list[Neuron] = []
+    tried: list[tuple[float, tuple[Neuron, ...]]] = []
+    current = vit
     while True:
         norms = [patch_norms(current, x) for x in images]
         largest = np.concatenate([part.max((2, 3)) for part in norms]).mean(0)  # [1 + L]
@@ -160,14 +197,35 @@ def find(model: nn.Module, pixels: Pixels, count: int = 1) -> Registers:
         if largest.max() <= STANDS_OUT or len(neurons) >= MOST:
             break
         worst = int(largest.argmax())  # written by the blocks before z_worst
-        strength = _strength(current, images, [part[:, worst] > STANDS_OUT for part in norms], worst)  # [layers, M]
-        strongest = np.argsort(-strength, axis=None, kind="stable")[: max(len(neurons), 1)]
-        neurons += [divmod(int(i), strength.shape[1]) for i in strongest if strength.flat[i] > 0]
-        if len(neurons) == len(tried[-1][1]):
+        outstanding = [part[:, worst] > STANDS_OUT for part in norms]  # [B, rows, columns] each
+        if count is None:
+            each = np.concatenate([mask.sum((1, 2)) for mask in outstanding]).mean()
+            count = int(np.clip(round(float(each)), 1, MOST_REGISTERS))
+        strength = _strength(current, images, outstanding, worst)  # [layers, M]
+        strongest = [divmod(int(i), strength.shape[1]) for i in np.argsort(-strength, axis=None, kind="stable")[:MOST]]
+        strongest = [neuron for neuron in strongest if strength[neuron] > 0]
+        order = order or strongest
+        if not strongest:
             break
+        neurons += strongest[: max(len(neurons), 1)]
         current = with_registers(vit, neurons, count)
     after, chosen = min(tried)
-    return Registers(neurons=chosen, count=count, before=tried[0][0], after=after)
+    if chosen:
+        more = [neuron for neuron in order if neuron not in chosen][:MORE]
+        sets = [(*chosen, *more[:k]) for k in range(len(more) + 1)]
+        chosen = min(sets, key=lambda one: _change(vit, with_registers(vit, one, count or 1), images))
+        moved = with_registers(vit, chosen, count or 1)
+        after = float(np.concatenate([patch_norms(moved, x).max((2, 3)) for x in images]).mean(0).max())
+    return Registers(neurons=chosen, count=count or 1, before=tried[0][0], after=after)
+
+
+def _change(vit: ViT, new: ViT, images: Sequence[Tensor]) -> float:
+    """Return the mean cosine distance between the features of both models."""
+    far = []
+    for x in images:
+        with eval_mode(vit, x) as (_, fitted), eval_mode(new, x):
+            far.append(1 - torch.cosine_similarity(vit.features(fitted).float(), new.features(fitted).float()))
+    return float(torch.cat(far).mean())
 
 
 def _strength(vit: ViT, images: Sequence[Tensor], outstanding: Sequence[Array], worst: int) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
 from vitkit.data.loader import BadImages
+from vitkit.data.near import close_features, groups
 from vitkit.errors import ConfigError, DataError, MissingDependency
 from vitkit.evaluation.names import cells
 from vitkit.evaluation.predict import Given, Images
@@ -101,15 +102,74 @@ def search(
     for split, source in sources.items():
         rows = vectors(fill(model, source, cache, workers=workers, progress=progress, bad_images=bad_images, **how))
         places, similarity = rows.search(asked.features, count)
-        labelled = not isinstance(source, Images)
         for q, query in enumerate(asked.names):
             for i, value in zip(places[q], similarity[q], strict=True):
-                file = source.place(int(i))
-                label = source.said(int(i)) if labelled else ""
-                name = str(file if file is not None else source.names[int(i)])
-                found[q].append(Hit(query, 0, name, split, label, float(np.clip(value, -1, 1))))
+                found[q].append(_hit(query, 0, (split, source, int(i)), float(value)))
     best = [sorted(hits, key=lambda hit: -hit.similarity)[:count] for hits in found]
     return [[Hit(**{**asdict(hit), "rank": n}) for n, hit in enumerate(hits, 1)] for hits in best]
+
+
+def near_duplicates(
+    model: Backbone,
+    sources: dict[str, Source],
+    cache: FeatureCache,
+    *,
+    similarity: float | None = None,
+    features: str | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    runtime: Runtime | None = None,
+    progress: Tick | None = None,
+    bad_images: BadImages = "skip",
+) -> list[list[Hit]]:
+    """Find the images of a data set that are nearly the same, within and across its parts.
+
+    Args:
+        model: the backbone, on its device.
+        sources: {part: images}; see `sources_of`.
+        cache: the feature cache.
+        similarity: smallest cosine similarity of a pair (default: as `vitkit doctor --from` has it, see data/near.py).
+        features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
+        batch_size: images per batch.
+        workers: worker processes for decoding; None for one per core.
+        runtime: device and precision.
+        progress: called with the number of images finished since the last call.
+        bad_images: `fail` or `skip`.
+
+    Returns:
+        Groups of images that are joined by pairs, the largest first. The first image of a group is the `query` that
+        all of its images are compared with.
+    """
+    if similarity is not None and not 0 < similarity <= 1:
+        raise ConfigError(f"Expected a similarity above 0 and at most 1; got {similarity:g}.")
+    how: dict[str, Any] = {"features": features, "batch_size": batch_size, "runtime": runtime, "workers": workers}
+    found = [
+        (split, source, vectors(fill(model, source, cache, progress=progress, bad_images=bad_images, **how)))
+        for split, source in sources.items()
+    ]
+    rows = np.concatenate([one.rows() for _, _, one in found])
+    places = [(split, source, int(i)) for split, source, one in found for i in one.index]
+    joined = groups(close_features(rows, similarity))
+    return [
+        [
+            _hit(str(_file(places[group[0]])), n, places[i], float(rows[group[0]] @ rows[i]))
+            for n, i in enumerate(group, 1)
+        ]
+        for group in sorted(joined, key=len, reverse=True)
+    ]
+
+
+def _file(place: tuple[str, Source, int]) -> str:
+    """Return an image's file, or its name if it has no file of its own."""
+    _, source, i = place
+    file = source.place(i)
+    return str(file if file is not None else source.names[i])
+
+
+def _hit(query: str, rank: int, place: tuple[str, Source, int], similarity: float) -> Hit:
+    split, source, i = place
+    label = "" if isinstance(source, Images) else source.said(i)
+    return Hit(query, rank, _file(place), split, label, float(np.clip(similarity, -1, 1)))
 
 
 def check_export(path: str | Path) -> None:
@@ -131,7 +191,7 @@ def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
     """Write hits to a .parquet file, or to a .csv file that FiftyOne reads (its CSVDataset; the media are `filepath`).
 
     Args:
-        hits: the result of `search`.
+        hits: the result of `search` or `near_duplicates`.
         path: the file; its ending selects the format.
     """
     path = Path(path).expanduser()
