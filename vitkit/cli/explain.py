@@ -61,12 +61,12 @@ def explain(
     from vitkit.cli import options as common
     from vitkit.cli.options import progress_bar
     from vitkit.cli.text import print_table
+    from vitkit.jobs.explain import Explained, summary
     from vitkit.jobs.explain import explain as run
-    from vitkit.jobs.explain import summary
     from vitkit.runtime import Runtime
 
     model = common.load(weights, Runtime(device, "fp32"), overrides)
-    results = []
+    results: list[Explained] = []
     with progress_bar("occlusion") as tell:
         for one in run(
             model,
