@@ -137,3 +137,10 @@ def test_files_come_before_the_hub(cache: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     save(tiny.model(7), Path("someone/vit-tiny"), "huggingface")
     assert tiny.same_tensors(load("someone/vit-tiny"), tiny.model(7))
+
+
+@pytest.mark.parametrize("name", ["vit-b/16", "r50+vit-b/16", "r50x1", "vit_base_patch16_224"])
+def test_the_name_of_an_architecture_is_refused_before_the_hub_is_asked(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("the hub was asked"))
+    with pytest.raises(UnreadableFile, match=r"is the name of an architecture, which has none\. vitkit\.create"):
+        load(name)
