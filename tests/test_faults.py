@@ -178,6 +178,21 @@ FAULTS: dict[str, Fault] = {
     "labels of a mixed image are not mixed": fault(
         "data/mix.py", "(1 - weight[:, None]) * others", "(1 - weight[:, None]) * labels", "data/test_labels.py"
     ),
+    "adapters change the model before the first step": fault(
+        "training/lora.py", "W.new_zeros(rows, rank)", "W.new_ones(rows, rank)", "training/test_lora.py"
+    ),
+    "a wrong backbone is accepted by its name": fault(
+        "checkpoints/adapters.py",
+        "digest(own.state) != found",
+        "found.backbone.sha256 != found",
+        "training/test_lora.py",
+    ),
+    "tune keeps a candidate that is worse than the probe": fault(
+        "jobs/tuning.py",
+        "row.gain is not None and row.gain > (row.error or 0.0)]",
+        "row.gain is not None]",
+        "training/test_tune.py",
+    ),
     "validation's top-5 counts six": fault(
         "training/objectives.py", "(rank < 5)", "(rank < 6)", "training/test_loop.py"
     ),

@@ -444,7 +444,7 @@ def tune(
     cache: Weights | None = None,
     seed: int = 0,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
     bad_images: BadImages = "fail",
@@ -465,7 +465,7 @@ def tune(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         seed: random seed (default: 0).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch where nothing is trained (default: 64).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
@@ -634,7 +634,7 @@ def near_duplicates(
     features: str | None = None,
     cache: Weights | None = None,
     device: str = "auto",
-    precision: str = "fp32",
+    precision: str = "auto",
     batch_size: int = 64,
     workers: int | None = None,
 ) -> list[list[Hit]]:
@@ -648,7 +648,7 @@ def near_duplicates(
         features: which vector, see `vitkit.features.choose` (default: what the model's own head reads).
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
-        precision: fp32, bf16 or fp16 (default: fp32).
+        precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
         batch_size: images per batch (default: 64).
         workers: worker processes for decoding (default: one per core).
 

@@ -33,7 +33,7 @@ def tune(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     *,
     overrides: dict[str, Any],
 ) -> None:
