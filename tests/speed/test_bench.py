@@ -185,7 +185,7 @@ def test_on_cuda_peers_run_as_they_are_compiled_and_at_their_best(monkeypatch: p
     needs("timm")
 
     class Cuda(str):
-        type = "cuda"
+        type, index = "cuda", None
 
     asked: list[tuple[object, bool]] = []
     graphs: list[Callable[[], object]] = []
@@ -205,6 +205,7 @@ def test_on_cuda_peers_run_as_they_are_compiled_and_at_their_best(monkeypatch: p
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     for module in (inference, limit):
@@ -475,6 +476,7 @@ def test_an_option_that_applies_to_nothing_is_refused(what: list[str], given: di
 
 def test_merging_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="on the CPU"):
         job.Options(device="cuda", merge=[8])
     assert job.Options(device="cuda").compiling

@@ -57,6 +57,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
         ".lock",
         "best.safetensors",
+        "config.toml",
         "ema.safetensors",
         "last.safetensors",
         "metrics.jsonl",
