@@ -68,7 +68,7 @@ def entered(browser, url: str, **how: object) -> Iterator[object]:
     """A page that shows the Teach tab."""
     for page in opened(browser, url, **how):
         page.locator("#tab-teach").click()
-        page.locator("#teach-name").wait_for()
+        page.locator("#teach-name:enabled").wait_for()  # from then on it takes names
         yield page
 
 
@@ -301,6 +301,24 @@ def test_without_a_camera_the_page_says_why(browser, app) -> None:
     assert chooser.value.element.get_attribute("capture") == "environment"
     assert page.locator("#teach-watch").is_hidden()
     context.close()
+
+
+def test_nothing_can_be_named_before_there_is_a_lesson(browser, app) -> None:
+    """A form without its script would be sent by the browser, and the class would be lost."""
+    held: list[object] = []
+
+    def hold(route: object) -> None:
+        held.append(route)
+
+    for page in opened(browser, app[1]):
+        page.route("**/page/teach.js", hold)
+        with page.expect_request("**/page/teach.js"):
+            page.locator("#tab-teach").click()
+        page.locator("#teach-name").wait_for()
+        assert page.locator("#teach-name").is_disabled()
+        assert page.locator("#teach-add").is_disabled()
+        held.pop().continue_()  # type: ignore[attr-defined]
+        name_class(page, "mine")
 
 
 def test_two_browsers_keep_apart(browser, app) -> None:

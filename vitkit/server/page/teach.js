@@ -497,6 +497,7 @@ export async function start() {
   lesson = await (await post("", { json: { lesson: localStorage.getItem(STORED) ?? "" } })).json();
   localStorage.setItem(STORED, lesson.lesson);
   draw();
+  $("teach-name").disabled = $("teach-add").disabled = false;      // now there is a lesson that classes can be added to
   return {
     hide: () => watch.stop(),
     take: async (files) => {
