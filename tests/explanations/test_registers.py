@@ -98,7 +98,7 @@ def test_registers_are_zero_have_no_position_and_follow_the_models_own():
 
 
 @pytest.mark.parametrize("more", [{}, {"relative": "offsets"}])
-def test_nobody_looks_at_a_register_before_it_is_written(more):
+def test_a_register_gets_no_attention_before_it_is_written(more):
     model, x = tiny(**more)
     new = with_registers(model, [(1, 2)], 2)
     plain, states = model.hidden_states(x), new.hidden_states(x)

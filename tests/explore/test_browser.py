@@ -294,6 +294,8 @@ def test_camera(page: Any) -> None:
     page.click("#take")
     page.locator("#shoot:enabled").click()
     until(page, f"vitkit.turn > arg && vitkit.state.photo === -1 && {LIVE}", before)
+    assert page.evaluate("vitkit.turn") > before
+    assert page.evaluate("vitkit.state.photo") == -1  # not one of the examples
 
 
 @pytest.mark.parametrize("view", ["photo", "projection", "attention", "stream", "layers", "erase"])

@@ -98,7 +98,7 @@ def test_without_features_there_are_samples_only(run: Path, tmp_path: Path) -> N
     service = Service(load(run))
     service.warm()
     client = TestClient(create_app(service))
-    assert client.get("/v1/photos/0").status_code == 422  # nobody has allowed it
+    assert client.get("/v1/photos/0").status_code == 422  # photos are not allowed by default here
     assert "flower" in str(client.get("/v1/model").json()["samples"])
     service.photos = open_photos(run, service.model, tmp_path / "empty cache")
     service.photos.wait()

@@ -57,7 +57,8 @@ RECIPE: dict[str, Any] = {
     "val": Annotated[
         float | None,
         typer.Option(
-            "--val", help="Share of train to hold out if there is no val folder; 0 for none (default: the recipe's)."
+            "--val",
+            help="Share of train to hold out if there is no val folder; 0 holds out none (default: the recipe's).",
         ),
     ],
     "target": Annotated[

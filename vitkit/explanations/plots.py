@@ -494,8 +494,8 @@ PLOTS: dict[str, Plot] = {
     "norms": Plot(
         title="Norms of the patches, by layer",
         caption=f"Each tile is the image after one layer (0: the embedding), with the largest norm in multiples of the "
-        f"median. Single patches above {STANDS_OUT:g} have become a store for the whole image: attention goes there "
-        "whatever they show, and maps of attention lie about them. `vitkit explain --registers` cleans the maps.",
+        f"median. Single patches above {STANDS_OUT:g} hold information about the whole image: they attract attention "
+        "regardless of their content, and attention maps mislead there. `vitkit explain --registers` removes them.",
         needs="image",
         value="norm",
         axes=("layer", *MAP),
