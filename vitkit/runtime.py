@@ -202,7 +202,7 @@ def on_host(results: Iterable[tuple[T, Tensor]]) -> Iterator[tuple[T, Tensor]]:
     waiting: deque[tuple[T, Tensor, Any]] = deque()
     error: Exception | None = None
     source = iter(results)
-    while error is None:
+    while True:
         try:
             about, found = next(source)
         except StopIteration:

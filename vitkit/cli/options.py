@@ -38,6 +38,23 @@ Precision = Annotated[
         help="Precision: fp32, bf16 or fp16 (default: auto, bf16 on CUDA and fp32 elsewhere).",
     ),
 ]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")]
+Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="VITKIT_TOKEN", help="Token that clients must send as a bearer token (default: none)."
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        help="Host name under which clients may reach the server; repeat for several "
+        "(default: localhost if only this machine can reach it, otherwise any).",
+    ),
+]
+LogRequests = Annotated[bool, typer.Option("--log-requests", help="Print every request.")]
 ImageSize = Annotated[
     str | None,
     of_loading("--image-size", help="Image size in pixels: 384, or HEIGHTxWIDTH (default: the checkpoint's)."),

@@ -9,16 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import ENGINES, Device, Weights, loads_weights
+from vitkit.cli.options import ENGINES, AllowHost, Device, Host, LogRequests, Port, Token, Weights, loads_weights
 
 
 @loads_weights
 def serve(
     weights: Weights,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -56,20 +54,8 @@ def serve(
             "(default: 400).",
         ),
     ] = 400.0,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token", envvar="VITKIT_TOKEN", help="Token that clients must send as a bearer token (default: none)."
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            help="Host name under which clients may reach the server; repeat for several "
-            "(default: localhost if only this machine can reach it, otherwise any).",
-        ),
-    ] = None,
+    token: Token = None,
+    allow_host: AllowHost = None,
     embed_in: Annotated[
         str | None, typer.Option("--embed-in", help="Site that may show the page in a frame (default: none).")
     ] = None,
@@ -81,7 +67,7 @@ def serve(
             "yours (default: on if only this machine can reach the server).",
         ),
     ] = None,
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="Print every request.")] = False,
+    log_requests: LogRequests = False,
     ray: Annotated[bool, typer.Option("--ray", help="Serve with Ray Serve, on all machines of its cluster.")] = False,
     replicas: Annotated[
         int, typer.Option("--replicas", min=1, help="With --ray, number of copies of the model (default: 1).")

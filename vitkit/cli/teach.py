@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import Device, loads_weights
+from vitkit.cli.options import AllowHost, Device, Host, LogRequests, Port, Token, loads_weights
 from vitkit.errors import ConfigError
 
 
 @loads_weights
 def teach(
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of an earlier lesson, to go on with it.", metavar="[RUN]")
+        Path | None, typer.Argument(help="Folder of an earlier lesson, to continue it.", metavar="[RUN]")
     ] = None,
     weights: Annotated[
         str | None,
@@ -30,32 +30,18 @@ def teach(
         Path | None,
         typer.Option("--out", help="Folder for the run, new or of an earlier lesson (default: runs/teach)."),
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     device: Device = "auto",
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token", envvar="VITKIT_TOKEN", help="Token that clients must send as a bearer token (default: none)."
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            help="Host name under which clients may reach the server; repeat for several "
-            "(default: localhost if only this machine can reach it, otherwise any).",
-        ),
-    ] = None,
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="Print every request.")] = False,
+    token: Token = None,
+    allow_host: AllowHost = None,
+    log_requests: LogRequests = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Teach a classifier on a web page: name classes, drop or take photos, see it learn, and save it as a run."""
     if run is not None and out is not None:
-        raise ConfigError(f"Expected a lesson to go on with or a new --out; got both ({run} and {out}).")
+        raise ConfigError(f"Expected a lesson to continue or a new --out; got both ({run} and {out}).")
     folder = run or out or Path("runs/teach")
     from vitkit.server.teach_store import is_lesson, start_of
 

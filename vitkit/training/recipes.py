@@ -181,19 +181,25 @@ _MASKED_SMALL = Recipe(
     augment=Augment(scale=(0.5, 1.0)),
 )
 
-# What `vitkit tune` tries after the probe.
-_FROM_PROBE = Recipe(
+# Fine-tuning of a folder of photos; the same from the probe's head is what `vitkit tune` tries after the probe.
+_FINETUNE = Recipe(
     source="ours",
-    expect="A folder of photos, with pre-trained weights (--from); `vitkit tune` tries it after the probe.",
-    epochs=6,
+    expect="A folder of photos, with pre-trained weights (--from).",
+    epochs=20,
     batch_size=32,
-    lr=3e-4,
+    lr=1e-3,
     weight_decay=0.05,
     warmup=0.1,
     clip=1.0,
     layer_decay=0.75,
     augment=Augment(scale=(0.4, 1.0)),
     label_smoothing=0.1,
+)
+_FROM_PROBE = replace(
+    _FINETUNE,
+    expect="A folder of photos, with pre-trained weights (--from); `vitkit tune` tries it after the probe.",
+    epochs=6,
+    lr=3e-4,
     from_probe=True,
 )
 
@@ -282,19 +288,7 @@ RECIPES: dict[str, Recipe] = {
         small_data=True,
         val=0.1,
     ),
-    "finetune": Recipe(
-        source="ours",
-        expect="A folder of photos, with pre-trained weights (--from).",
-        epochs=20,
-        batch_size=32,
-        lr=1e-3,
-        weight_decay=0.05,
-        warmup=0.1,
-        clip=1.0,
-        layer_decay=0.75,
-        augment=Augment(scale=(0.4, 1.0)),
-        label_smoothing=0.1,
-    ),
+    "finetune": _FINETUNE,
     "from-probe": _FROM_PROBE,
     "from-probe-long": replace(
         _FROM_PROBE,
