@@ -155,7 +155,16 @@ FAULTS: dict[str, Fault] = {
     ),
     # training
     "accumulated gradients divided by the micro-batch": fault(
-        "training/gradients.py", "loss / self.split.process", "loss / self.split.micro", "training/test_loop.py"
+        "training/gradients.py",
+        "loss * counted / self.mean_share",
+        "loss * counted / self.split.micro",
+        "training/test_loop.py",
+    ),
+    "uneven shares of a batch weigh the same": fault(
+        "training/gradients.py",
+        "loss * counted / self.mean_share",
+        "loss * counted / len(batch)",
+        "training/test_processes.py",
     ),
     "class weights ignore what an image is mixed with": fault(
         "training/class_weights.py", "weight=own / (own + other)", "weight=batch.weight", "training/test_imbalance.py"

@@ -51,12 +51,8 @@ TINY = ["--recipe", "digits", "--device", "cpu", "--tracker", "none"]
             "got 5,000 of 3,034 steps. Use --warmup 337 ",
         ),
         (
-            ["digits", "--out", "r", *TINY, "--micro-batch", "7"],
-            "divide the 32 images of each process; got 7. Use 4.",
-        ),
-        (
-            ["digits", "--out", "r", *TINY, "--accumulate", "5"],
-            "divide the 32 images of each process; got 5. Use 4.",
+            ["digits", "--out", "r", *TINY, "--accumulate", "20"],
+            "The 32 images of each process cannot be divided evenly into --accumulate 20 parts. Use --accumulate 16.",
         ),
         (["digits", "--out", "r", *TINY, "--accumulate", "2", "--micro-batch", "2"], "got both"),
         (["digits", "--out", "r", *TINY, "--epochs", "2", "--steps", "3"], "either epochs or steps; got both"),
@@ -297,7 +293,7 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ready = prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 4})
     plan = dry_run(ready)
     assert plan["steps"] == 100
-    assert plan["batch"] == {"images": 16, "processes": 1, "each": 16, "micro": 4, "accumulated": 4}
+    assert plan["batch"] == {"images": 16, "processes": 1, "each": 16, "micro": 4, "accumulated": 4, "even": True}
     assert plan["lr"] == {step: recipe.lr_at(step, 100) for step in (0, 10, 50, 99, 100)}
     count = sum(p.numel() for p in ready.model.parameters())
     assert plan["parameters"] == plan["trained"] == count
@@ -330,6 +326,11 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )
     assert code == 0
     assert "64 micro-batches x 64" in out
+    uneven = ["--batch-size", "32", "--micro-batch", "7", "--warmup", "1"]
+    code, out, _ = vitkit(
+        monkeypatch, capsys, "train", "digits", *TINY, "--out", str(tmp_path / "r"), "--dry-run", *uneven
+    )
+    assert "32 = 1 processes x 5 micro-batches x at most 7" in out
     assert not (tmp_path / "r").exists()
 
 

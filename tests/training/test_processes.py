@@ -62,12 +62,25 @@ def test_cut_on_two_resumed_on_one(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.parametrize(("batch", "micro"), [(16, None), (14, 2), (4, 1)])
+def test_a_batch_that_three_processes_share_unevenly(batch: int, micro: int | None, tmp_path: Path) -> None:
+    """16 = 5 + 5 + 6; with micro-batches of 1, the processes with one of 4 images wait for the one with two."""
+    recipe = tiny(steps=6, batch_size=batch)
+    run(tmp_path / "one", recipe)
+    settings = {**SETTINGS, "micro_batch": micro}
+    assert forked(lambda rank: run(tmp_path / "three", recipe, settings=settings), ranks=3) == [0, 0, 0]
+    assert distance(tmp_path / "one", tmp_path / "three") < 1e-4
+    for a, b in zip(*(RunFolder.open(tmp_path / name).metrics() for name in ("one", "three")), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a.get("gradient", 0.0) == pytest.approx(b.get("gradient", 0.0), rel=1e-4)
+
+
 def test_an_error_reaches_every_process(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         from vitkit.errors import ConfigError, OutputError
 
-        with pytest.raises(ConfigError, match=r"divisible by the 2 processes; got 15\. Use --batch-size 14"):
-            run(tmp_path / "r", tiny(batch_size=15))
+        with pytest.raises(ConfigError, match=r"at least one image per process; got a batch of 1 for 2 processes\."):
+            run(tmp_path / "r", tiny(batch_size=1))
         with pytest.raises(OutputError):
             run(Path("/dev/null/r"), tiny(steps=1, warmup=0))
 

@@ -186,7 +186,7 @@ def show_plan(plan: dict[str, Any]) -> None:
             (
                 "batch",
                 f"{batch['images']} = {batch['processes']} processes x {batch['accumulated']} micro-batches x "
-                f"{batch['micro']}",
+                f"{'' if batch['even'] else 'at most '}{batch['micro']}",
             ),
             ("optimizer", f"{plan['optimizer']}, warm-up {plan['warmup']:,} steps"),
             ("learning rate", ", ".join(f"{lr:.3g} at {step:,}" for step, lr in plan["lr"].items())),

@@ -42,6 +42,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
             "each": split.process,
             "micro": split.micro,
             "accumulated": split.count,
+            "even": ready.runtime.ranks * split.count * split.micro == recipe.batch_size,
         },
         "optimizer": recipe.optimizer,
         "lr": points,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -325,13 +326,15 @@ def _choose_settings(
     settings = Settings(**{**stored.get("settings", {}), **given})
     runtime = Runtime(settings.device, PRECISIONS[settings.precision])
     if accumulate is not None:
-        process = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime).process
-        if accumulate < 1 or process % accumulate:
-            fits = max(d for d in range(1, process + 1) if process % d == 0 and d <= max(accumulate, 1))
+        whole = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime)
+        parts = min(max(accumulate, 1), whole.process)
+        split = whole.at_most(math.ceil(whole.process / parts))
+        if split.count != accumulate:
             raise ConfigError(
-                f"--accumulate must divide the {process} images of each process; got {accumulate}. Use {fits}."
+                f"The {whole.process} images of each process cannot be divided evenly into --accumulate {accumulate} "
+                f"parts. Use --accumulate {split.count}."
             )
-        settings = dataclasses.replace(settings, micro_batch=process // accumulate)
+        settings = dataclasses.replace(settings, micro_batch=split.micro)
     BatchSplit.of(recipe, settings, runtime)
     if recipe.mix and recipe.batch_size < 2:
         raise ConfigError("MixUp and CutMix need a batch of at least 2 images; got 1. Use a larger --batch-size.")

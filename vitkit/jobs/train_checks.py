@@ -15,7 +15,7 @@ from vitkit.model.backbone import Backbone
 from vitkit.model.create import configuration
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.recipe import Recipe
-from vitkit.training.settings import AUTO
+from vitkit.training.settings import AUTO, BatchSplit
 from vitkit.training.state import KEPT
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def other_randomness(ready: Prepared, stored: Mapping[str, Any]) -> list[str]:
     if not stored or not (ready.recipe.dropout or ready.recipe.drop_path):
         return []
     processes = stored["processes"]
-    micro = stored["settings"]["micro_batch"] or ready.recipe.batch_size // processes
+    micro, whole = stored["settings"]["micro_batch"], BatchSplit.among(ready.recipe.batch_size, processes)
+    micro = micro if micro == AUTO else whole.at_most(micro or whole.process).micro
     now = AUTO if ready.settings.micro_batch == AUTO else ready.split.micro
     device = torch.device(stored["device"]).type
     changed = [

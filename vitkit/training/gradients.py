@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.data.loader import Batch
+from vitkit.data.order import share
 from vitkit.model.config import InputSpec
 from vitkit.runtime import Runtime, out_of_memory
 from vitkit.training.memory import images_that_fit
@@ -52,6 +53,9 @@ class Gradients:
     ) -> None:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.split, self.settings, self.runtime = split, settings, runtime
+        # Processes average their gradients, so a loss divided by this becomes the mean over all images of the batch,
+        # however many of them each process has.
+        self.mean_share = objective.recipe.batch_size / runtime.ranks
         self.auto = settings.micro_batch == AUTO
         self.found = 0  # the micro-batch that `auto` had to find; 0 while the whole batch fits
         self.note: Callable[[str], None] = lambda text: None
@@ -97,12 +101,15 @@ class Gradients:
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, device=self.runtime.device)
         for i in range(self.split.count):
-            part = _part(batch, i * self.split.micro, (i + 1) * self.split.micro)
+            rows = share(len(batch), i, self.split.count)
+            # Every process computes as many micro-batches: one without an image for this one repeats one, uncounted.
+            counted = rows.stop > rows.start
+            part = _part(batch, rows if counted else slice(0, 1))
             last = i == self.split.count - 1
             with nullcontext() if last else self.runtime.no_sync(self.model):
                 loss, correct = self.objective.loss(self.model, part, step, self.runtime)
-                self.runtime.backward(loss / self.split.process)
-            sums += torch.stack([loss.detach(), correct])
+                self.runtime.backward(loss * counted / self.mean_share)
+            sums += torch.stack([loss.detach(), correct]) * counted
         return sums
 
     def _take(self, images: int, why: str) -> None:
@@ -121,7 +128,7 @@ class Gradients:
         )
 
 
-def _part(batch: Batch, start: int, stop: int) -> Batch:
-    if start == 0 and stop == len(batch):
+def _part(batch: Batch, rows: slice) -> Batch:
+    if rows == slice(0, len(batch)):
         return batch
-    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in batch.__dataclass_fields__})
+    return replace(batch, **{name: getattr(batch, name)[rows] for name in batch.__dataclass_fields__})

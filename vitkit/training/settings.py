@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -25,7 +26,7 @@ class Settings:
         seed: random seed of the initial weights, order, augmentation, mixing, dropout and held-out images (default: 0).
         precision: fp32 (default), bf16, fp16, or fp8 (bf16 with some matrix products in 8 bits; CUDA only).
         device: auto (default), cpu, cuda, cuda:1 or mps.
-        micro_batch: images per process and forward pass; gradients are accumulated over the rest of the batch
+        micro_batch: most images per process and forward pass; gradients are accumulated over the rest of the batch
             (default: the whole batch at once). `auto` takes as many as memory allows: the whole batch, halved whenever
             no memory is left.
         workers: worker processes for decoding (default: one per core).
@@ -76,12 +77,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """How the images of a step are divided between processes and micro-batches.
+    """How the images of a step are divided between processes and micro-batches, as evenly as possible.
 
     Args:
-        process: images per process.
-        micro: images per micro-batch.
-        count: micro-batches per process.
+        process: images per process; some have one fewer where the batch is not divisible by the processes.
+        micro: images in the largest micro-batch.
+        count: micro-batches per process, the same in all of them.
     """
 
     process: int
@@ -93,29 +94,29 @@ class BatchSplit:
         """Divide a recipe's batch.
 
         Raises:
-            ConfigError: the batch is not divisible by the processes, or their share not by the micro-batch; or there
-                are several processes, and each would choose its own.
+            ConfigError: there are more processes than images; or there are several processes, and each would choose
+                its own micro-batch.
         """
         batch, ranks = recipe.batch_size, runtime.ranks
-        if batch % ranks:
+        if batch < ranks:
             raise ConfigError(
-                f"The batch size must be divisible by the {ranks} processes; got {batch}. Use --batch-size "
-                f"{max(batch // ranks, 1) * ranks}."
+                f"Expected at least one image per process; got a batch of {batch} for {ranks} processes. Use "
+                f"--batch-size {ranks} or fewer processes."
             )
         if ranks > 1 and settings.micro_batch == AUTO:
             raise ConfigError(
                 f"--batch-size auto is for one process; got {ranks}. Use --micro-batch, such as --micro-batch 16."
             )
-        process = batch // ranks
-        micro = process if settings.micro_batch in (None, AUTO) else int(settings.micro_batch)
-        if micro > process or process % micro:
-            divisor = max(d for d in range(1, process + 1) if process % d == 0 and d <= micro)
-            raise ConfigError(
-                f"--micro-batch must divide the {process} images of each process; got {micro}. Use {divisor}."
-            )
-        return cls(process, micro, process // micro)
+        micro = batch if settings.micro_batch in (None, AUTO) else int(settings.micro_batch)
+        return cls.among(batch, ranks).at_most(micro)
+
+    @classmethod
+    def among(cls, batch: int, ranks: int) -> BatchSplit:
+        """Divide a batch between processes that compute their images all at once."""
+        process = math.ceil(batch / ranks)
+        return cls(process, process, 1)
 
     def at_most(self, micro: int) -> BatchSplit:
-        """Return the split with the largest micro-batch of at most `micro` images that divides the batch."""
-        fits = max(d for d in range(1, self.process + 1) if self.process % d == 0 and (d <= micro or d == 1))
-        return BatchSplit(self.process, fits, self.process // fits)
+        """Return the split with the fewest micro-batches of at most `micro` images."""
+        count = math.ceil(self.process / max(micro, 1))
+        return BatchSplit(self.process, math.ceil(self.process / count), count)
