@@ -174,7 +174,7 @@ SETTINGS: dict[str, Any] = {
         of_machine(
             "--micro-batch",
             metavar="INTEGER|auto",
-            help="Most images per forward pass, or auto; gradients are accumulated over the batch (default: all at once).",
+            help="Most images per forward pass, or auto; gradients are added up over the batch (default: all at once).",
         ),
     ],
     "workers": Annotated[
