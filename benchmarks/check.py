@@ -9,6 +9,7 @@ index, each engine's top-1 and its agreement with the plain model are printed to
 from __future__ import annotations
 
 import argparse
+import threading
 import warnings
 from pathlib import Path
 
@@ -88,6 +89,28 @@ def gradients() -> None:
         assert off[2] < 0.25, "gradients of fp8 are off"
 
 
+def captures() -> None:
+    """Capture training steps while another thread allocates pinned memory, as the loader's thread does."""
+    done = threading.Event()
+
+    def pin() -> None:
+        kept = []  # so that torch asks CUDA for every block, instead of its own cache
+        while not done.is_set():
+            kept.append(torch.empty(1 << 14, pin_memory=True))
+
+    thread = threading.Thread(target=pin, daemon=True)
+    thread.start()
+    try:
+        for _ in range(20):
+            model = create("vit-ti/16", num_hidden_layers=2).cuda().train()
+            with torch.autocast("cuda", torch.bfloat16):
+                TrainingForward(model, graph=True)(torch.randn(4, 3, 224, 224, device="cuda")).sum().backward()
+    finally:
+        done.set()
+        thread.join()
+    print("\n20 training steps captured next to a thread that allocates pinned memory")
+
+
 def accuracy(weights: str, images: Path) -> None:
     from vitkit.checkpoints import load
     from vitkit.data.decode import decode
@@ -113,6 +136,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     engines()
     gradients()
+    captures()
     if args.weights and args.images:
         accuracy(args.weights, args.images)
 

@@ -453,8 +453,8 @@ def tune(
 ) -> Tuned:
     """Choose the best classifier for some photos within a time limit: a probe, fine-tuning from it, or adapters.
 
-    A candidate replaces the probe only if its cross-validated gain on the training images exceeds one standard error.
-    The test images are read once, at the end.
+    A candidate replaces the probe only if its cross-validated gain on the training images exceeds one standard error,
+    or more if several are compared. The test images are read once, at the end.
 
     Args:
         model: the backbone: a model of any interface, or anything that `vitkit.load` accepts.

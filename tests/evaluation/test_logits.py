@@ -19,6 +19,8 @@ from vitkit.errors import BadImage, DataError, InputError
 from vitkit.evaluation import logits_of
 from vitkit.evaluation.predict import Images
 from vitkit.model.classifier import Classifier, device_of
+from vitkit.runtime import Runtime
+from vitkit.speed.fused import Fused
 
 CONFIG = ViTConfig(
     hidden_size=32,
@@ -40,6 +42,15 @@ def pixels(n: int) -> Pixels:
 @pytest.fixture
 def model() -> ViT:
     return ViT(CONFIG)
+
+
+def test_close_logits_stay_apart_in_16_bits(model) -> None:
+    """Two classes whose logits differ by a thousandth, near 8: bf16 has steps of 1/32 there and calls them equal."""
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.tensor([8.0, 8.001, 0.0])
+    runtime = Runtime("cpu", "bf16")
+    assert (logits_of(model, pixels(5), runtime=runtime).logits.argmax(1) == 1).all()
+    assert (Fused(model.eval(), torch.bfloat16)(torch.zeros(2, 3, 32, 32)).argmax(1) == 1).all()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])

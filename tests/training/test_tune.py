@@ -26,7 +26,7 @@ from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import embed
 from vitkit.features.probe import fit
 from vitkit.jobs import tuning
-from vitkit.jobs.tuning import CANDIDATES, Mirrored, Search, calibration, paired
+from vitkit.jobs.tuning import CANDIDATES, Mirrored, Search, Tried, calibration, needed, paired
 from vitkit.runtime import Runtime
 from vitkit.training.recipes import RECIPES
 from vitkit.training.settings import Settings
@@ -78,6 +78,21 @@ def test_the_paired_difference_by_hand() -> None:
     assert error == pytest.approx((2.0**2 * 0.25 + 3 * (2 / 3) ** 2 * 0.25) ** 0.5 / 4)
 
 
+def test_many_candidates_without_a_gain_replace_the_probe_no_more_often_than_one() -> None:
+    assert needed(0) == needed(1) == 1.0
+    gains = np.random.default_rng(0).standard_normal((20_000, 5))  # in standard errors
+    for candidates in (1, 2, 3, 5):
+        assert (gains[:, :candidates].max(1) > needed(candidates)).mean() == pytest.approx(0.159, abs=0.01)
+
+
+def test_a_gain_that_one_candidate_may_have_is_not_enough_for_the_best_of_three() -> None:
+    rows = [Tried(name, "", 0.8, gain, 0.01) for name, gain in (("a", 0.013), ("b", -0.02), ("c", 0.0))]
+    found = Search.__new__(Search)
+    for tried, better in ((rows[:1], [True]), (rows, [False] * 3)):
+        found.needed = needed(len(tried))
+        assert [found._better(row) for row in tried] == better
+
+
 def test_the_calibration_finds_a_planted_temperature() -> None:
     rng = np.random.default_rng(0)
     logits = 2 * rng.standard_normal((4000, 5))
@@ -97,10 +112,10 @@ def test_a_gain_is_chosen_and_a_loss_is_not(backbone: Path, quick: None, tmp_pat
     assert found.name == "from-probe-long"
     assert [row.name for row in found.tried if row.chosen] == ["from-probe-long"]
     long, short, probe = rows["from-probe-long"], rows["from-probe"], rows["probe"]
-    assert long.gain > long.error > 0
+    assert long.gain > needed(3) * long.error > 0
     assert long.gain == pytest.approx(long.accuracy - probe.accuracy)
     assert short.gain < 0
-    assert short.verdict.endswith("not more than one standard error.")
+    assert short.verdict.endswith("not more than 1.6 standard errors.")
     assert {row.images for row in rows.values()} == {400}
     assert not found.flip  # mirrored digits are other shapes
     # its confidence is calibrated: the head carries the factor

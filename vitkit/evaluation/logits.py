@@ -12,6 +12,7 @@ from torch import Tensor
 from vitkit.data.base import Source
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.errors import DataError, InputError, VitkitError
+from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, device_of, evaluating
 from vitkit.runtime import Runtime, on_host
 from vitkit.types import Array, Tick
@@ -53,8 +54,8 @@ def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None
 
     def computed() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in loader:
-            with evaluating(model), runtime.autocast() if runtime else nullcontext():
-                logits = model(batch.pixels).float()
+            with evaluating(model):
+                logits = _logits(model, batch.pixels, runtime)
             yield batch.index, logits
 
     for places, found in on_host(computed()):
@@ -65,6 +66,13 @@ def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None
                 f"Use --precision fp32, or other weights."
             )
         yield logits, index
+
+
+def _logits(model: Classifier, x: Tensor, runtime: Runtime | None) -> Tensor:
+    """Return logits [B, K] in fp32; the head runs in fp32 too, because close logits would be equal in 16 bits."""
+    with runtime.autocast() if runtime else nullcontext():
+        y = model.features(x) if isinstance(model, Backbone) else model(x)
+    return model.classify(y.float()) if isinstance(model, Backbone) else y.float()
 
 
 def logits_of(

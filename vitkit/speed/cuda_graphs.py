@@ -40,7 +40,9 @@ def capture(work: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CU
     # cuBLAS caches its workspace for the next caller. A captured workspace must belong to this graph alone: one from
     # another graph is freed with that graph, and torch.compile's CUDA graphs reuse theirs.
     torch._C._cuda_clearCublasWorkspaces()
-    with torch.cuda.graph(graph, pool=pool):
+    # "thread_local": other threads, such as the one that pins the next batch, may call CUDA meanwhile. With the default
+    # of torch such a call makes the capture fail.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = work()
     torch._C._cuda_clearCublasWorkspaces()
     return graph, result

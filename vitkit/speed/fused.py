@@ -146,8 +146,10 @@ class Fused:
             self.products: list[Products] = self.plain
             self.shift, self.last_norm = shift, self.norm(model.norm)
             last = torch.nn.Sequential() if not (c.num_classes and head) else model.head
+            # The head runs in fp32: it costs nothing, and close logits would be equal in 16 bits.
             self.tail = _copy(torch.nn.Sequential(model.pre_logits, torch.nn.Tanh(), last)
-                              if model.pre_logits is not None and head else last, self.dtype)
+                              if model.pre_logits is not None and head else last,
+                              torch.promote_types(self.dtype, torch.float32))
 
     def cast(self, t: Tensor) -> Tensor:
         """A tensor in the engine's type, laid out so that its columns are contiguous (as weights are)."""
@@ -242,7 +244,7 @@ class Fused:
         y, _ = self.read(z, pending, self.shift, self.last_norm)
         if c.pool == "mean" and not c.norm_after_pool:
             y = y.view(B, -1, y.shape[1])[:, c.num_prefix_tokens:].float().mean(1).to(y.dtype)
-        return self.tail(y).float()
+        return self.tail(y.to(torch.promote_types(y.dtype, torch.float32))).float()
 
 
 def scaled(t: Tensor, by: Tensor | None) -> Tensor:
