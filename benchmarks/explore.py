@@ -116,7 +116,7 @@ def main() -> None:
             results = {
                 "megabytes": round(built.megabytes, 2),
                 "files": len(built.sizes),
-                "model_megabytes": round(built.sizes["model.onnx"] / 1e6, 2),
+                "model_megabytes": round(built.sizes["model/model.onnx"] / 1e6, 2),
                 "first_picture_s": int(times["picture"]) / 1000,
                 "stored_answer_s": int(times.get("stored", 0)) / 1000,
                 "live_s": round(live, 2),

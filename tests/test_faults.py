@@ -315,6 +315,15 @@ FAULTS: dict[str, Fault] = {
         'if scheme.lower() != "bearer":',
         "server/test_api.py",
     ),
+    "the explorable page gives the weights away without the token": fault(
+        "server/middleware.py", ', f"{EXPLORE}{MODEL}")', ")", "server/test_exploring.py"
+    ),
+    "every page may compile WebAssembly": fault(
+        "server/middleware.py",
+        'self.explore_headers if scope["path"].startswith(EXPLORE) else self.headers',
+        "self.explore_headers",
+        "server/test_exploring.py",
+    ),
     "one request may be ten times as large": fault(
         "server/middleware.py",
         "int(self.settings.max_megabytes * 2**20)",

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
+import PIL
 import torch
 from PIL import Image
 from playwright import sync_api as playwright
@@ -159,7 +160,7 @@ def test_stored_examples_are_close_to_live_ones(page: Any, built: Built) -> None
     found = page.evaluate(
         """async () => {
             const { Stored } = await import("./result.js"), { download, inflate } = await import("./files.js");
-            const stored = new Stored(vitkit.card, await inflate(await download("example-1.gz")));
+            const stored = new Stored(vitkit.card, await inflate(await download("model/example-1.gz")));
             vitkit.choose(0);
             while (!vitkit.result?.live) await new Promise((done) => setTimeout(done, 20));
             const live = vitkit.result, far = (a, b) => Math.max(...a.map((v, i) => Math.abs(v - b[i])));
@@ -183,6 +184,11 @@ def test_pixels_are_those_of_pillow(page: Any) -> None:
         (37, 50, {}),
         (20, 16, {}),
         (64, 22, {"size": (32, 24)}),
+        (20, 66, {}),  # Pillow resizes the height of such a photo first
+        (40, 70, {}),
+        (40, 100, {"interpolation": "bilinear"}),
+        (24, 60, {"mean": (0.5,), "std": (0.5,), "channels": "gray"}),
+        (34, 90, {"size": (48, 64), "resize": "squash", "crop": 1.0}),
         (50, 33, {"interpolation": "bilinear", "resize": "squash", "crop": 1.0}),
         (33, 50, {"interpolation": "bilinear", "resize": "squash", "crop": 1.0}),
         (40, 23, {"interpolation": "lanczos"}),
@@ -201,7 +207,8 @@ def test_pixels_are_those_of_pillow(page: Any) -> None:
         )
         expected = pixels(Image.fromarray(photo[..., :3].copy()), spec).permute(1, 2, 0).numpy()
         difference = np.abs(np.array(found, int) - expected.ravel())
-        assert difference.max() <= (1 if height > width else 0), (width, height, changes)  # see resize.js
+        other_order = height > width and int(PIL.__version__.partition(".")[0]) < 13  # see resize.js
+        assert difference.max() <= int(other_order), (width, height, changes)
 
 
 def test_normalised_pixels_are_exact(page: Any) -> None:

@@ -79,7 +79,7 @@ def test_the_file_computes_the_same(built: Built) -> None:
     runtime_ = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     model, x, keep = tiny(), torch.randn(1, 3, 32, 32), torch.ones(16)
     keep[5] = 0
-    session = runtime_.InferenceSession(built.folder / "model.onnx", providers=["CPUExecutionProvider"])
+    session = runtime_.InferenceSession(built.folder / "model/model.onnx", providers=["CPUExecutionProvider"])
     found = session.run(list(OUTPUTS), {"pixels": x.numpy(), "keep": keep.numpy()})
     for name, expected in outputs(model, x, keep).items():
         np.testing.assert_allclose(found[OUTPUTS.index(name)], expected, atol=2e-3, err_msg=name)
@@ -87,7 +87,7 @@ def test_the_file_computes_the_same(built: Built) -> None:
 
 def test_matrices_have_16_bits(built: Built) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    tensors = onnx.load(built.folder / "model.onnx").graph.initializer
+    tensors = onnx.load(built.folder / "model/model.onnx").graph.initializer
     large = [t for t in tensors if len(t.dims) > 1 and t.dims[-1] > 1 and t.data_type == onnx.TensorProto.FLOAT]
     assert not large
     assert sum(t.data_type == onnx.TensorProto.INT16 for t in tensors) >= 8
@@ -165,11 +165,12 @@ def test_the_runtime_is_the_one_of_npm() -> None:
 
 
 def test_the_folder_is_whole_and_tells_nothing_about_this_machine(built: Built, photos: list[Path]) -> None:
-    assert {file.name: file.stat().st_size for file in built.folder.iterdir()} == built.sizes
-    card = json.loads((built.folder / "card.json").read_text(encoding="utf-8"))
+    found = [file for file in built.folder.rglob("*") if file.is_file()]
+    assert {str(file.relative_to(built.folder)): file.stat().st_size for file in found} == built.sizes
+    card = json.loads((built.folder / "model" / "card.json").read_text(encoding="utf-8"))
     assert card["classes"] == list(NAMES)
     assert [example["title"] for example in card["examples"]] == ["photo 0", "photo 1"]
-    for file in built.folder.iterdir():
+    for file in found:
         if file.name not in runtime.SHA256:
             assert str(photos[0].parent).encode() not in file.read_bytes(), file.name
             assert b"site-packages" not in file.read_bytes(), file.name
@@ -205,7 +206,7 @@ def test_command(tmp_path: Path, photos: list[Path]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"wrote {tmp_path / 'page'}" in done.stdout
-    assert (tmp_path / "page" / "model.onnx").is_file()
+    assert (tmp_path / "page" / "model/model.onnx").is_file()
     save(tiny(num_classes=0), tmp_path / "headless.safetensors")
     done = vitkit("explore", "--from", str(tmp_path / "headless.safetensors"), "--build", str(tmp_path / "no"))
     assert done.returncode == 2

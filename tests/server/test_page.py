@@ -568,7 +568,7 @@ def test_docs_page_asks_for_the_token(browser, app, monkeypatch: pytest.MonkeyPa
 
 def test_docs_page(browser, app) -> None:
     for page in opened(browser, app[1]):
-        page.locator("nav a").click()
+        page.locator("nav .api").click()
         page.locator("article h2", has_text="/v1/explain").wait_for()
         assert page.locator("article").count() == 10
         text = page.locator("article pre").first.inner_text()

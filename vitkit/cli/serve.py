@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitkit.cli.options import ENGINES, AllowHost, Device, Host, LogRequests, Port, Token, Weights, loads_weights
+
+if TYPE_CHECKING:
+    from vitkit.server.service import Service
 
 
 @loads_weights
@@ -65,6 +68,14 @@ def serve(
             "--photos/--no-photos",
             help="Show photos of the run's own data on the page: some to try, and training photos that are similar to "
             "yours (default: on if only this machine can reach the server).",
+        ),
+    ] = None,
+    explore: Annotated[
+        bool | None,
+        typer.Option(
+            "--explore/--no-explore",
+            help="Offer the explorable page, which runs the model in the visitor's browser and so gives the weights to "
+            "visitors (default: on if only this machine can reach the server and the page can show the model).",
         ),
     ] = None,
     log_requests: LogRequests = False,
@@ -132,6 +143,8 @@ def serve(
             from vitkit.jobs.photos import open_photos
 
             service.photos = open_photos(weights, service.model)
+        if local if explore is None else explore:
+            _offer_explore(service, needed=bool(explore))
         service.warm()
         name, number = bound.getsockname()[:2]
         print(
@@ -140,3 +153,25 @@ def serve(
             flush=True,
         )
         run(create_app(service), bound, log_requests=log_requests)
+
+
+def _offer_explore(service: Service, needed: bool) -> None:
+    """Let a service offer the explorable page; unless it is needed, a model that does not fit it goes without."""
+    from vitkit.errors import CannotExpress, MissingDependency
+    from vitkit.jobs.explore import EXAMPLES, Example, explorable, samples
+    from vitkit.server.exploring import ExplorablePage
+    from vitkit.server.service import name_of
+
+    def examples() -> list[Example]:
+        photos = service.photos
+        return [(photos.image(i), photos.label(i), "") for i in photos.samples[:EXAMPLES]] if photos else samples()
+
+    try:
+        if not service.embeds:
+            raise CannotExpress("The explorable page needs a model with weights; this is an exported file.")
+        page, make = explorable(service.model, name=name_of(service.source), photos=examples)
+    except (CannotExpress, MissingDependency):
+        if needed:
+            raise
+        return
+    service.explorable = ExplorablePage(page, make)

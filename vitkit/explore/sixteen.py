@@ -14,10 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitkit.optional import library
+from vitkit.optional import library, need
 from vitkit.types import Array
 
 MOST = 2**15 - 1
+
+
+def need_exporters() -> None:
+    """Check that what `to_onnx` needs is installed; raises MissingDependency."""
+    need("export", "onnx", "onnxscript")
 
 
 def to_onnx(graph: nn.Module, inputs: dict[str, torch.Tensor], outputs: tuple[str, ...]) -> bytes:
@@ -28,8 +33,7 @@ def to_onnx(graph: nn.Module, inputs: dict[str, torch.Tensor], outputs: tuple[st
         inputs: an example of each input, by name.
         outputs: names of the outputs.
     """
-    for name in ("onnx", "onnxscript"):
-        library(name, "export")
+    need_exporters()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own warnings about torch
         program: Any = torch.onnx.export(

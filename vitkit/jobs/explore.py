@@ -27,15 +27,17 @@ from vitkit.evaluation.predict import Images
 from vitkit.explore import runtime
 from vitkit.explore.examples import compute, packed
 from vitkit.explore.graph import OUTPUTS, Explored, check
-from vitkit.explore.sixteen import to_onnx
+from vitkit.explore.sixteen import need_exporters, to_onnx
 from vitkit.model.backbone import Backbone
 from vitkit.model.vit import ViT
 
 MOST_PHOTOS = 12
+EXAMPLES = 3  # photos of a run that its served page shows
+MODEL = "model/"  # folder of what differs from model to model
 PORTRAIT = "mpl-data/sample_data/grace_hopper.jpg"  # comes with matplotlib
 
 
-def samples() -> list[tuple[Image.Image, str, str]]:
+def samples() -> list[Example]:
     """Return (photo, title, credit) of the examples: real photos that come with matplotlib and scikit-learn."""
     found = [
         (sample_photo("flower"), "A flower", "Flower: vultilion on Flickr, CC BY 2.0."),
@@ -66,13 +68,17 @@ class Built:
         return sum(self.sizes.values()) / 1e6
 
 
+Example = tuple[Image.Image, str, str]  # a photo, its title and its credit
+Say = Callable[[str], None]
+
+
 def build(
     model: Backbone,
     out: str | Path,
     photos: Sequence[str | Path] = (),
     *,
     name: str = "",
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> Built:
     """Write the explorable page of a model as a static folder.
 
@@ -87,41 +93,60 @@ def build(
         CannotExpress: the page cannot show this model.
         InputError: there are too many photos.
     """
-    say = progress or (lambda what: None)
     vit = check(model)
-    names = answer_names(vit)
-    graph = Explored(copy.deepcopy(vit).float().cpu().eval().requires_grad_(False))
-    given = samples() if not photos else []
-    source = Images([image for image, _, _ in given] if given else photos)
+    source = Images(photos) if photos else ()
     if len(source) > MOST_PHOTOS:
         raise InputError(f"Expected at most {MOST_PHOTOS} example photos; got {len(source)}. Give fewer with --photos.")
-    files, examples = {}, []
-    for i in range(len(source)):
-        title, credit = given[i][1:] if given else (Path(source.names[i]).stem, "")
-        say(f"looking at {title}")
-        seen = pixels(source.read(i)[0], vit.input_spec, source.names[i])[None]
-        picture, data = f"example-{i + 1}.png", f"example-{i + 1}.gz"
-        files[picture] = png(seen[0])
-        files[data] = packed(compute(graph, normalize(seen, vit.input_spec)))
-        examples.append({"title": title, "credit": credit, "picture": picture, "data": data})
-    say("exporting the model")
-    c = vit.config
-    inputs = {"pixels": torch.zeros(1, c.num_channels, *c.image_hw), "keep": torch.ones(c.num_patches)}
-    files["model.onnx"] = to_onnx(graph, inputs, OUTPUTS)
-    files |= page() | runtime.files()
-    card = card_of(vit, names, name) | {
-        "examples": examples,
-        "files": {
-            "model": {"name": "model.onnx", "bytes": len(files["model.onnx"])},
-            "runtime": {"name": runtime.WASM, "bytes": len(files[runtime.WASM])},
-        },
-    }
-    files["card.json"] = json.dumps(card, ensure_ascii=False).encode()
+    examples = (
+        [(source.read(i)[0], Path(source.names[i]).stem, "") for i in range(len(source))] if source else samples()
+    )
+    files = page() | of_model(vit, examples, name=name, progress=progress)
     out = Path(out).expanduser()
     with staging(out) as folder:
         for file, content in files.items():
+            (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
     return Built(out, {file: len(content) for file, content in files.items()})
+
+
+def of_model(
+    vit: ViT, examples: Sequence[Example], *, name: str = "", home: bool = False, progress: Say | None = None
+) -> dict[str, bytes]:
+    """Return the files that hold a model and its examples, by name; all are in the folder MODEL.
+
+    Args:
+        vit: a model that `check` accepts; it is not changed.
+        examples: photos, their titles and credits.
+        name: what the page calls the model (default: its shape, such as "ViT").
+        home: whether there is a page above this one to go back to.
+        progress: called with what is being done.
+    """
+    say = progress or (lambda what: None)
+    names = answer_names(vit)
+    graph = Explored(copy.deepcopy(vit).float().cpu().eval().requires_grad_(False))
+    files, shown = {}, []
+    for i, (image, title, credit) in enumerate(examples, 1):
+        say(f"looking at {title}")
+        seen = pixels(image, vit.input_spec, title)[None]
+        picture, data = f"{MODEL}example-{i}.png", f"{MODEL}example-{i}.gz"
+        files[picture] = png(seen[0])
+        files[data] = packed(compute(graph, normalize(seen, vit.input_spec)))
+        shown.append({"title": title, "credit": credit, "picture": picture, "data": data})
+    say("exporting the model")
+    c = vit.config
+    inputs = {"pixels": torch.zeros(1, c.num_channels, *c.image_hw), "keep": torch.ones(c.num_patches)}
+    weights = f"{MODEL}model.onnx"
+    files[weights] = to_onnx(graph, inputs, OUTPUTS)
+    card = card_of(vit, names, name) | {
+        "home": home,
+        "examples": shown,
+        "files": {
+            "model": {"name": weights, "bytes": len(files[weights])},
+            "runtime": {"name": runtime.WASM, "bytes": len(runtime.files()[runtime.WASM])},
+        },
+    }
+    files[f"{MODEL}card.json"] = json.dumps(card, ensure_ascii=False).encode()
+    return files
 
 
 def png(seen: torch.Tensor) -> bytes:
@@ -132,9 +157,10 @@ def png(seen: torch.Tensor) -> bytes:
 
 
 def page() -> dict[str, bytes]:
-    """Return the files of the page itself, by name."""
+    """Return the files of the page itself, by name: the same for every model."""
     folder = resources.files("vitkit.explore").joinpath("page")
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith((".html", ".css", ".js"))}
+    own = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith((".html", ".css", ".js"))}
+    return own | runtime.files()
 
 
 def card_of(vit: ViT, names: Sequence[str], name: str) -> dict[str, Any]:
@@ -177,6 +203,25 @@ def card_of(vit: ViT, names: Sequence[str], name: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def explorable(
+    model: Backbone, *, name: str = "", photos: Callable[[], Sequence[Example]] = samples
+) -> tuple[dict[str, bytes], Callable[[Say], dict[str, bytes]]]:
+    """Return the files of the page itself, and a function that makes those that hold the model, for `vitkit serve`.
+
+    Args:
+        model: a ViT with a head, of the paper's kind.
+        name: what the page calls the model (default: its shape, such as "ViT").
+        photos: returns the examples (default: three sample photos).
+
+    Raises:
+        CannotExpress: the page cannot show this model.
+        MissingDependency: what exports the model is not installed.
+    """
+    vit = check(model)
+    need_exporters()
+    return page(), lambda say: of_model(vit, photos(), name=name, home=True, progress=say)
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):

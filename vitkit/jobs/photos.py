@@ -92,10 +92,14 @@ class RunPhotos:
         decode(raw, source.names[i]).save(out, "PNG")
         return out.getvalue(), "image/png"
 
+    def image(self, number: int) -> Image.Image:
+        """Return a decoded photo."""
+        source, i = self._find(number)
+        return source.read(i)[0]
+
     def thumbnail(self, number: int) -> bytes:
         """Return a small JPEG of a photo."""
-        source, i = self._find(number)
-        image, out = source.read(i)[0].convert("RGB"), io.BytesIO()
+        image, out = self.image(number).convert("RGB"), io.BytesIO()
         image.thumbnail((SMALL, SMALL))
         image.save(out, "JPEG", quality=85)
         return out.getvalue()

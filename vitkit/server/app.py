@@ -21,6 +21,7 @@ from vitkit.errors import InputError, RequestError, VitkitError
 from vitkit.evaluation.predict import Guess
 from vitkit.evaluation.predict import Prediction as Predicted
 from vitkit.server import explaining, pages
+from vitkit.server.exploring import ExplorablePage
 from vitkit.server.middleware import Middleware, error_response, sentence_of
 from vitkit.server.service import Service
 from vitkit.server.teach import Lessons, teach_router
@@ -214,6 +215,8 @@ def create_app(service: Service, lessons: Lessons | None = None) -> Middleware:
         app.include_router(teach_router(lessons, ERRORS))
     _operations(app, service)
     _pages(app)
+    if service.explorable is not None:
+        _explore(app, service.explorable)
     return Middleware(app, service, frozenset(getattr(route, "path", "") for route in app.routes))
 
 
@@ -398,6 +401,7 @@ def _api(app: FastAPI, service: Service, teaches: bool) -> None:
                 if service.embeds and plot.fits(service.model)
             },
             "teaches": teaches,
+            "explores": service.explorable is not None,
             "samples": _samples(service),
             "similar": service.photos is not None and service.photos.searchable,
         }
@@ -447,6 +451,27 @@ def _operations(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _explore(app: FastAPI, explorable: ExplorablePage) -> None:
+    """The explorable page, which runs the model in the browser."""
+
+    async def explore(request: Request) -> Response:
+        name = request.path_params.get("name") or "index.html"
+        raw = explorable.file(name)
+        if raw is None and name.startswith(pages.MODEL):
+            made = explorable.made()
+            if made is None:
+                return JSONResponse(
+                    {"status": f"Preparing the model: {explorable.status} …"}, 202, {"Retry-After": "1"}
+                )
+            raw = made.get(name)
+        if raw is None:
+            raise HTTPException(404)
+        return Response(raw, media_type=pages.kind_of(name), headers={"Cache-Control": "no-store"})
+
+    for path in (pages.EXPLORE, f"{pages.EXPLORE}{{name:path}}"):
+        app.add_route(path, explore, methods=["GET"], include_in_schema=False)
 
 
 def _pages(app: FastAPI) -> None:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitkit.errors import BadImage, Busy, RequestError, TooLarge, TooSlow, Unauthorised, VitkitError
 from vitkit.server.fair import trim
+from vitkit.server.pages import EXPLORE, MODEL
 from vitkit.server.service import Service
 from vitkit.server.settings import LOCAL
 from vitkit.server.uploads import WrongType
@@ -43,7 +44,7 @@ STATUS: dict[type[VitkitError], int] = {
     RequestError: 400,
 }
 OPEN = ("/healthz", "/readyz")  # answered without a token and under any host name, for health checks
-SECRET = ("/v1/", "/metrics", "/openapi.json")  # answered only with the token
+SECRET = ("/v1/", "/metrics", "/openapi.json", f"{EXPLORE}{MODEL}")  # answered only with the token
 HEAD_BYTES, HEAD_LINES = 32 * 1024, 100  # of the head of a request
 # How much of a refused body is read before the answer is sent: bytes, seconds in all, seconds without data.
 DISCARD = 64 * 2**20, 5.0, 0.5
@@ -60,6 +61,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
 )
+# The explorable page alone may compile WebAssembly and start workers, and may share memory between them.
+EXPLORE_POLICY = POLICY.replace("script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'")
+EXPLORE_HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+}
 
 
 def sentence_of(error: VitkitError) -> str:
@@ -100,7 +107,13 @@ class Middleware:
         self.answered = 0
         self.trimming = False  # whether memory will be given back soon
         self.advised = False  # whether the log has said how to allow a host name
-        self.policy = POLICY.format(frames=self.settings.embed_in or "'none'")
+        frames = self.settings.embed_in or "'none'"
+        self.headers = {**HEADERS, "Content-Security-Policy": POLICY.format(frames=frames)}
+        self.explore_headers = {
+            **HEADERS,
+            **EXPLORE_HEADERS,
+            "Content-Security-Policy": EXPLORE_POLICY.format(frames=frames),
+        }
         # Protects against DNS rebinding: a page of another site whose name was pointed at this machine.
         self.check_host = TrustedHostMiddleware(_host_is_allowed, self.settings.hosts or ("*",), www_redirect=False)
 
@@ -111,7 +124,8 @@ class Middleware:
             return
         start, path = time.perf_counter(), scope["path"] if scope["path"] in self.paths else "other"
         client = (scope.get("client") or ("",))[0]
-        context = RequestContext(self, receive, send, time.monotonic() + self.settings.body_seconds, client)
+        headers = self.explore_headers if scope["path"].startswith(EXPLORE) else self.headers
+        context = RequestContext(self, receive, send, headers, time.monotonic() + self.settings.body_seconds, client)
         self.accepted += 1
         self.service.metrics.in_progress.inc()
         try:
@@ -233,6 +247,7 @@ class RequestContext:
         middleware: the middleware it passes through.
         read: the server's `receive`.
         write: the server's `send`.
+        headers: the headers that its answer carries.
         deadline: when its body must have arrived, by `time.monotonic`.
         client: the address that it comes from.
     """
@@ -240,6 +255,7 @@ class RequestContext:
     middleware: Middleware
     read: Receive
     write: Send
+    headers: dict[str, str]
     deadline: float
     client: str = ""
     size: int = 0  # bytes of its body so far
@@ -343,8 +359,7 @@ class RequestContext:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers.update(HEADERS)
-            headers["Content-Security-Policy"] = self.middleware.policy
+            headers.update(self.headers)
             headers.setdefault("Cache-Control", "no-store")
             if self.middleware.service.stopping or self.last:
                 headers["Connection"] = "close"

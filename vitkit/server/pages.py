@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+EXPLORE = "/explore/"  # the explorable page
+MODEL = "model/"  # its folder of files that hold the model
 WHOLE = {"index.html": "/", "docs.html": "/docs"}  # the files that are pages; all others are parts of them
 # path -> (file in page/, content type)
 PAGE: dict[str, tuple[str, str]] = {
@@ -20,6 +22,13 @@ SAMPLES: dict[str, tuple[str, str]] = {
     "/samples/china.jpg": ("china.jpg", "A temple in China"),
     "/samples/flower.jpg": ("flower.jpg", "A flower"),
 }
+
+
+def kind_of(name: str) -> str:
+    """Return the content type of a file of the explorable page."""
+    known = {**TYPES, ".json": "application/json", ".png": "image/png", ".txt": "text/plain"}
+    kind = known.get(Path(name).suffix, "application/octet-stream")
+    return f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from PIL.Image import Image
+
 from vitkit.types import Array
 
 
@@ -26,6 +28,9 @@ class Photos(Protocol):
 
     def file(self, number: int) -> tuple[bytes, str]:
         """Return a photo and its content type."""
+
+    def image(self, number: int) -> Image:
+        """Return a decoded photo."""
 
     def thumbnail(self, number: int) -> bytes:
         """Return a small JPEG of a photo."""

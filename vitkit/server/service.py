@@ -30,6 +30,7 @@ from vitkit.model.known import Judged
 from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
+from vitkit.server.exploring import ExplorablePage
 from vitkit.server.fair import LARGE, Budget, FairPool
 from vitkit.server.metrics import Metrics
 from vitkit.server.photos import Photos
@@ -75,6 +76,7 @@ class Service:
         self.engine = chosen("torch" if judged else engine, model) if isinstance(model, Backbone) else model.card.form
         self.source, self.sha256 = source, sha256
         self.photos: Photos | None = None  # set by whoever knows what the model was made with
+        self.explorable: ExplorablePage | None = None  # set by whoever can make it
         self.spec, self.device = model.input_spec, device_of(model)
         self.dtype = next(model.parameters()).dtype if isinstance(model, Backbone) else torch.float32
         self.names = class_names(model) if model.config.num_classes else ()

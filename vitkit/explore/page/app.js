@@ -52,7 +52,8 @@ class Explorer {
       type: "button", "data-view": name, title: `Key ${i + 1}`, onclick: () => this.set({ view: name, tour: -1 }),
     }, VIEW[name].tab)));
     $("examples").append(...card.examples.map(({ title, picture }, i) => {
-      const image = element("img", { src: picture, alt: title, width: 64, height: 64 });
+      const image = element("img", { alt: title, width: 64, height: 64 });
+      download(picture).then((bytes) => { image.src = URL.createObjectURL(new Blob([bytes])); }, () => {});
       return element("li", {}, element("button", { type: "button", title, onclick: () => this.choose(i) }, image));
     }));
     $("canvas").parentElement.style.aspectRatio = `${model.size[1]} / ${model.size[0]}`;       // before the photo is there
@@ -60,6 +61,7 @@ class Explorer {
     $("head").max = model.heads;
     $("facts").textContent = `${model.name}: ${(model.parameters / 1e6).toFixed(1)} million parameters, ${model.layers} layers, ${model.heads} heads, ${card.classes.length} classes.`;
     $("note").textContent = card.note;
+    if (card.home) $("home").hidden = false;
     $("credits").textContent = card.examples.map(({ credit }) => credit).filter(Boolean).join(" ");
   }
 
@@ -448,7 +450,7 @@ class Explorer {
 }
 
 try {
-  const card = JSON.parse(new TextDecoder().decode(await download("card.json")));
+  const card = JSON.parse(new TextDecoder().decode(await download("model/card.json", undefined, (words) => { $("status").textContent = words; })));
   const explorer = new Explorer(card);
   window.vitkit = explorer;                    // for the console: vitkit.result.attention(layer, head, token)
   document.documentElement.dataset.ready = "";

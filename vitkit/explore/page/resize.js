@@ -47,22 +47,31 @@ function pass(source, target, lines, depth, found, from, to) {
   }
 }
 
-// Resize an image and keep only a box of the result, as {left, top, width, height}: first the width, then the height.
-// (Since version 13, Pillow may begin with the height of very tall images: that can differ by one level.)
-export function resize({ data, width, height, depth }, outWidth, outHeight, filter, box) {
-  if (filter === "nearest") return nearest({ data, width, height, depth }, outWidth, outHeight, box);
-  const row = box.width * depth;
-  if (width !== outWidth || box.width !== width) {
-    const found = coefficients(width, outWidth, box.left, box.width, filter), next = new Uint8Array(row * height);
-    pass(data, next, height, depth, found, { step: depth, line: width * depth }, { step: depth, line: row });
-    data = next;
+// The two passes, each of which keeps only its side of the box.
+function columns({ data, width, height, depth }, outWidth, filter, box) {
+  if (width === outWidth && box.width === width) return { data, width, height, depth };
+  const found = coefficients(width, outWidth, box.left, box.width, filter), row = box.width * depth;
+  const target = new Uint8Array(row * height);
+  pass(data, target, height, depth, found, { step: depth, line: width * depth }, { step: depth, line: row });
+  return { data: target, width: box.width, height, depth };
+}
+
+function rows({ data, width, height, depth }, outHeight, filter, box) {
+  if (height === outHeight && box.height === height) return { data, width, height, depth };
+  const found = coefficients(height, outHeight, box.top, box.height, filter), row = width * depth;
+  const target = new Uint8Array(row * box.height);
+  pass(data, target, width, depth, found, { step: row, line: depth }, { step: row, line: depth });
+  return { data: target, width, height: box.height, depth };
+}
+
+// Resize an image and keep only a box of the result, as {left, top, width, height}. Pillow rounds to 8 bits between the
+// passes, so their order decides some pixels. Since version 13, Pillow begins with the height where that saves work.
+export function resize(image, outWidth, outHeight, filter, box) {
+  if (filter === "nearest") return nearest(image, outWidth, outHeight, box);
+  if (image.height - outHeight > 2 * Math.max(0, image.width - outWidth)) {
+    return columns(rows(image, outHeight, filter, box), outWidth, filter, box);
   }
-  if (height !== outHeight || box.height !== height) {
-    const found = coefficients(height, outHeight, box.top, box.height, filter), next = new Uint8Array(row * box.height);
-    pass(data, next, box.width, depth, found, { step: row, line: depth }, { step: row, line: depth });
-    data = next;
-  }
-  return { data, width: box.width, height: box.height, depth };
+  return rows(columns(image, outWidth, filter, box), outHeight, filter, box);
 }
 
 // Pillow adds up steps instead of multiplying, which decides where a boundary is hit exactly.

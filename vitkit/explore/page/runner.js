@@ -1,5 +1,7 @@
 // The page's side of the worker. Only the latest request matters: while one runs, newer ones replace each other.
 
+import { givenToken } from "./files.js";
+
 export class Runner {
   constructor(card, { progress, ready, failed }) {
     this.card = card;
@@ -20,7 +22,7 @@ export class Runner {
       if (data.kind === "error" || data.kind === "result") this.answer(data);
     });
     this.worker.addEventListener("error", (event) => failed(event.message || "The model's thread could not start."));
-    this.worker.postMessage({ kind: "load", files: card.files });
+    this.worker.postMessage({ kind: "load", files: card.files, token: givenToken() });
   }
 
   // Resolves to {outputs, milliseconds}, or to null if a newer request came before this one was started.

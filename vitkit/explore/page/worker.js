@@ -1,11 +1,12 @@
 // The model, in a thread of its own: ONNX Runtime Web (compiled to WebAssembly) and the weights, both from this folder.
 
 import * as ort from "./ort.js";
-import { download, inflate } from "./files.js";
+import { download, inflate, useToken } from "./files.js";
 
 let session = null;
 
-async function load({ files }) {
+async function load({ files, token }) {
+  useToken(token);
   const total = files.runtime.bytes + files.model.bytes;
   let done = 0;
   const progress = (bytes) => postMessage({ kind: "progress", share: Math.min(1, (done += bytes) / total) });

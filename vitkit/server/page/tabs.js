@@ -55,7 +55,8 @@ export async function setUpTabs(context) {
     $("tabs").append(button);
     $("main").append(panel);
   }
-  $("tabs").hidden = tabs.length < 2;
+  $("explore").hidden = !context.model.explores;      // a page of its own: the model runs in it
+  $("parts").hidden = tabs.length < 2 && !context.model.explores;
   $("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
