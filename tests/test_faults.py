@@ -166,6 +166,15 @@ FAULTS: dict[str, Fault] = {
         "loss * counted / len(batch)",
         "training/test_processes.py",
     ),
+    "a restarted group uses the names of the one before it": fault(
+        "process_group.py",
+        'group = f"vitkit/group/{uuid.uuid4().hex}"',
+        'group = "vitkit/group"',
+        "test_process_group.py",
+    ),
+    "every torchrun job resumes the run that it finds": fault(
+        "jobs/train.py", 'launch() in RunFolder.open(out).info.get("launch", ())', "True", "training/test_restarts.py"
+    ),
     "class weights ignore what an image is mixed with": fault(
         "training/class_weights.py", "weight=own / (own + other)", "weight=batch.weight", "training/test_imbalance.py"
     ),

@@ -1,7 +1,7 @@
-"""Processes, devices, precision and requests to stop: the only module that uses accelerate and torch.distributed.
+"""Processes, devices, precision and requests to stop: the only module that uses accelerate.
 
-A single process needs only torch. Several processes (`torchrun`, `accelerate launch`) communicate through accelerate:
-gloo on the CPU, NCCL on CUDA. MPS is implemented but untested, for want of a machine.
+A single process needs only torch. Several processes (`torchrun`, `accelerate launch`, Ray Train) communicate through
+accelerate: gloo on the CPU, NCCL on CUDA. MPS is implemented but untested, for want of a machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitkit.cpu_features import check_type
 from vitkit.errors import ConfigError, MissingDependency, VitkitError, pick
+from vitkit.process_group import end_with_launcher, join
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ T = TypeVar("T")
 PRECISIONS: dict[str, str | None] = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}  # -> torch's name
 AUTO = "auto"  # the precision that suits the device, for work that is not training
 AHEAD = 2  # batches that a GPU computes before the first one's results are read
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # how processes communicate
 TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}  # -> accelerate's class
 
 
@@ -51,13 +53,14 @@ class Runtime:
         self.rank = int(os.environ.get("RANK", "0")) if self.ranks > 1 else 0
         found = find_device(device)
         self._accelerator: Any = None
+        end_with_launcher()
         if self.ranks > 1:
             if found.index is not None:
                 raise ConfigError(
                     f"Each of the {self.ranks} processes has a device of its own; got --device {device}. Use --device "
                     f"{found.type}."
                 )
-            self._accelerator = _accelerator(cpu=found.type == "cpu")
+            self._accelerator = _accelerator(found.type, self.rank, self.ranks)
             self.rank, self.ranks = self._accelerator.process_index, self._accelerator.num_processes
             self.device: torch.device = self._accelerator.device
         else:
@@ -324,9 +327,13 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _accelerator(cpu: bool) -> Any:
+def _accelerator(device: str, rank: int, ranks: int) -> Any:
+    import torch.distributed as dist
+
     try:
         from accelerate import Accelerator
     except ImportError as error:
         raise MissingDependency("Training with several processes needs accelerate: pip install accelerate") from error
-    return Accelerator(cpu=cpu, mixed_precision="no")  # `autocast` sets it, with one process or many
+    if not dist.is_initialized() and device in BACKENDS and "MASTER_ADDR" in os.environ:  # Ray Train has done so
+        join(BACKENDS[device], rank, ranks)
+    return Accelerator(cpu=device == "cpu", mixed_precision="no")  # `autocast` sets it, with one process or many

@@ -26,6 +26,7 @@ from vitkit.model.config import InputSpec, ViTConfig, check_fields, config_from_
 from vitkit.model.create import build, need_vit
 from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
+from vitkit.process_group import launch
 from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training import config_file
@@ -111,7 +112,7 @@ def prepare(
         weights: anything that `vitkit.load` accepts.
         loading: other arguments of `vitkit.load`, such as `num_attention_heads` or `mean`.
         image_size: in pixels (default: the recipe's, or else the model's own).
-        resume: whether to resume the run at `out`, if there is one.
+        resume: whether to resume the run at `out`, if there is one. A process that torchrun restarted does so anyway.
         accumulate: micro-batches per step and process; an alternative to `micro_batch` in settings.
         verify_data: record every byte of the images, or compare with what was recorded (default: parts of each image).
         changes: fields of Recipe to change; values of None are ignored.
@@ -121,6 +122,8 @@ def prepare(
         VitkitError: the request cannot work.
     """
     out = Path(out).expanduser()
+    if restarted := not resume and _own_run(out):
+        resume = True
     stored = _stored_info(out, resume)
     data = data if data is not None else RunFolder(out, stored).data
     if not str(data):
@@ -199,6 +202,8 @@ def prepare(
     if stored:
         RunFolder(out, stored).check(info)
     check_space(out, built, how)
+    if restarted:
+        remarks.append(f"{out} was started by this torchrun job, so the run is resumed.")
     remarks += notes(name, how, model, weights, len(train), data) + other_randomness(ready, stored)
     return dataclasses.replace(ready, info=info, notes=tuple(remarks))
 
@@ -225,6 +230,8 @@ def start(ready: Prepared, watch: Watch | None = None) -> tuple[RunFolder, Outco
         watch: called with every event, in the main process.
     """
     runtime = ready.runtime
+    if jobs := sorted(set(runtime.gather(launch())) - {""}):
+        ready.info["launch"] = jobs
     runtime.wait()  # until every process has checked that `out` is free: the next line creates it
     with ExitStack() as until_the_end:
         lock = runtime.on_main(lambda: until_the_end.enter_context(locked(ready.out)))
@@ -307,6 +314,11 @@ def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
             f"to the same result; start a new run with another --out."
         )
     return stored
+
+
+def _own_run(out: Path) -> bool:
+    """Return whether the torchrun job of this process started the run at `out`: the process was then restarted."""
+    return bool(launch() and RunFolder.exists(out) and launch() in RunFolder.open(out).info.get("launch", ()))
 
 
 def _choose_recipe(recipe: str | Recipe | None, weights: str | None, stored: Mapping[str, Any]) -> tuple[str, Recipe]:

@@ -1,0 +1,115 @@
+"""Processes find each other after a restart, give up in time, and end with their launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from tests.training.tiny import forked
+from vitkit import process_group
+from vitkit.errors import ConfigError, LostWorker
+
+# A launcher that starts one process, which says `ready` and, if nothing ends it, `survived`.
+LAUNCHER = """
+import os, signal, sys, time
+if os.fork():
+    time.sleep(60)
+    sys.exit()
+from vitkit import process_group
+process_group.GRACE = 0.2
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+process_group.end_with_launcher()
+print("ready", flush=True)
+time.sleep(8)
+print("survived", flush=True)
+"""
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    """What torchrun's agent keeps for all restarts."""
+    return TCPStore("127.0.0.1", 0, is_master=True)
+
+
+def as_restarted(store: TCPStore, **more: str) -> None:
+    os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", **more}
+
+
+def test_a_restarted_group_joins_in_the_same_store(store: TCPStore) -> None:
+    """torch alone reads the addresses of the first group there, and cannot connect."""
+
+    def work(rank: int) -> None:
+        import torch.distributed as dist
+
+        from vitkit.runtime import Runtime
+
+        as_restarted(store)
+        runtime = Runtime("cpu")
+        assert runtime.sum(torch.ones(1)).item() == runtime.ranks
+        assert runtime.gather(rank) == list(range(runtime.ranks))
+        if runtime.ranks == 2 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.destroy_process_group()
+
+    assert forked(work, ranks=2) == [0, -signal.SIGKILL]
+    assert forked(work, ranks=2) == [0, -signal.SIGKILL]
+    assert forked(work, ranks=3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "missing: 1"), (1, "missing: 0")])
+def test_who_does_not_come_is_named(store: TCPStore, rank: int, missing: str) -> None:
+    def work(_: int) -> None:
+        as_restarted(store, MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE="2", VITKIT_JOIN_SECONDS="1")
+        with pytest.raises(LostWorker, match=rf"Process {rank} of 2 .*within 1 s.*\({missing}\).*VITKIT_JOIN_SECONDS"):
+            process_group.join("gloo", rank, 2)
+
+    assert forked(work) == [0]
+
+
+def test_a_host_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_JOIN_SECONDS", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "9")
+    with pytest.raises(LostWorker, match=re.escape("join the others at 127.0.0.1:9 within 1 s")):
+        process_group.join("gloo", 1, 2)
+    monkeypatch.setenv("VITKIT_JOIN_SECONDS", "soon")
+    with pytest.raises(ConfigError, match="VITKIT_JOIN_SECONDS must be a whole number of seconds"):
+        process_group.join("gloo", 1, 2)
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+def test_no_process_outlives_its_launcher(how: str) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "job"},
+    )
+    assert launcher.stdout is not None
+    with launcher.stdout:
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.kill()
+        launcher.wait()
+        assert launcher.stdout.read() == ""  # until both have ended
+
+
+def test_without_torchrun_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    process_group.end_with_launcher()
+    assert process_group.launch() == ""
+
+
+def test_a_job_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    assert process_group.launch() == "job-7"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert str(os.getppid()) in process_group.launch()
+    assert process_group.launch() == process_group.launch()

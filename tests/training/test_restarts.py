@@ -1,0 +1,66 @@
+"""A group of processes that torchrun starts again resumes its own run, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.training.tiny import bytes_of, forked, run, tiny
+from vitkit.errors import OutputError
+from vitkit.training.run_folder import RunFolder
+
+RECIPE = tiny(steps=12)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("job", ["job-7", "none"])
+def test_a_restarted_process_resumes_its_own_run(job: str, tmp_path: Path) -> None:
+    """With --rdzv-id the job has a name; without one it is known by the process that launched it."""
+
+    def die(event: dict) -> None:
+        if event["event"] == "step" and event["step"] == 7:
+            raise Killed
+
+    def started(watch=None, job: str = job):  # type: ignore[no-untyped-def]
+        def work(rank: int) -> None:
+            os.environ["TORCHELASTIC_RUN_ID"] = job
+            run(tmp_path / "r", RECIPE, watch=watch)
+
+        return work
+
+    assert forked(started(die)) == [1]
+    assert RunFolder.open(tmp_path / "r").latest() is not None
+
+    def other(rank: int) -> None:
+        with pytest.raises(OutputError, match="holds a run"):
+            started(job="job-8")(rank)
+
+    assert forked(other) == [0]
+    with pytest.raises(OutputError, match="holds a run"):  # by hand
+        run(tmp_path / "r", RECIPE)
+    assert forked(started()) == [0]
+    run(tmp_path / "whole", RECIPE)
+    assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
+    assert forked(started()) == [0]  # restarted after its end: there is nothing left to do
+    assert bytes_of(tmp_path / "r") == bytes_of(tmp_path / "whole")
+
+
+def test_the_user_is_told(tmp_path: Path) -> None:
+    from vitkit.jobs.train import prepare
+
+    def work(rank: int) -> None:
+        os.environ["TORCHELASTIC_RUN_ID"] = "job-7"
+        if not (tmp_path / "r").exists():
+            run(tmp_path / "r", RECIPE)
+        else:
+            ready = prepare("digits", tmp_path / "r", recipe=RECIPE)
+            assert ready.resume
+            assert ready.notes == (f"{tmp_path / 'r'} was started by this torchrun job, so the run is resumed.",)
+
+    assert forked(work) == [0]
+    assert forked(work) == [0]
