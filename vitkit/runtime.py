@@ -35,6 +35,8 @@ TRACKERS = {"wandb": "WandBTracker", "mlflow": "MLflowTracker"}  # -> accelerate
 class Runtime:
     """The device, the precision and the processes that a job uses.
 
+    Every process holds the whole model; `training.shard.Sharded` divides it.
+
     Args:
         device: `auto` (CUDA if available, then MPS, then CPU), or a torch device name, such as `cuda:1`.
         precision: a key of PRECISIONS, or `auto` for bf16 on CUDA and fp32 elsewhere. bf16 and fp16 are mixed
@@ -43,6 +45,8 @@ class Runtime:
     Raises:
         ConfigError: the device or the precision is not available on this machine.
     """
+
+    sharded = False  # whether each process holds only a part of the model
 
     def __init__(self, device: str = "auto", precision: str = "fp32") -> None:
         import torch
@@ -86,6 +90,29 @@ class Runtime:
 
         name = PRECISIONS[self.precision]
         return nullcontext() if name is None else torch.autocast(self.device.type, dtype=getattr(torch, name))
+
+    def distribute(self, learner: nn.Module) -> None:
+        """Divide the parameters of a module over the processes, in place, before its optimizer is created: none here.
+
+        Args:
+            learner: the module whose parameters are trained, with the same weights in every process.
+        """
+
+    def gathered(self, learner: nn.Module) -> AbstractContextManager[None]:
+        """A context in which a process can compute without waiting for the others.
+
+        Args:
+            learner: the module that was passed to `distribute`.
+        """
+        return nullcontext()
+
+    def assembled(self, model: Any) -> Any:
+        """Return a model with whole weights, for writing it; if it is sharded, every process must call this.
+
+        Args:
+            model: the module that was passed to `distribute`, or the model in it.
+        """
+        return model
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move a model to the device; with several processes, also wrap it so that they average their gradients.

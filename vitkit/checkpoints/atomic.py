@@ -55,11 +55,11 @@ def staging(folder: Path) -> Iterator[Path]:
             if (folder / file.name).is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a folder")
             os.chmod(file, 0o666 & ~_umask())
-            _sync(file)
+            sync(file)
         for file in files:
             os.replace(file, folder / file.name)
             moved = True
-        _sync(folder)
+        sync(folder)
         done = True
     except OSError as error:
         rest = "Some files there may be new, others old." if moved else "Nothing there was changed."
@@ -73,7 +73,7 @@ def staging(folder: Path) -> Iterator[Path]:
                     parent.rmdir()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or folder to disk. Windows can only sync files opened for writing, and no folders."""
     windows = os.name == "nt"
     if windows and path.is_dir():

@@ -11,7 +11,7 @@ from vitkit.cli.options import loads_weights, parse_fields, parse_size
 from vitkit.cli.run_options import SETTINGS, DryRun, Fields, Out, Resume, RunReport, RunSize, run_options
 
 CHANGES = ("val", "target", "images", "epochs", "steps", "batch_size", "lr", "warmup", "early_stop")
-MACHINE = [name for name in SETTINGS if name not in ("compile", "deterministic", "checkpointing")]
+MACHINE = [name for name in SETTINGS if name not in ("compile", "deterministic", "checkpointing", "shard")]
 
 
 @takes_config

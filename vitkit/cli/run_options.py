@@ -191,8 +191,15 @@ SETTINGS: dict[str, Any] = {
     "checkpointing": Annotated[
         bool | None,
         of_machine(
-            "--checkpointing",
-            help="Recompute activations in the backward pass: less memory, more time (default: off).",
+            "--checkpointing/--no-checkpointing",
+            help="Recompute activations in the backward pass: less memory, more time (default: off; on with --shard).",
+        ),
+    ],
+    "shard": Annotated[
+        bool | None,
+        of_machine(
+            "--shard/--no-shard",
+            help="Divide weights, gradients and moments over all processes, for large models (default: off).",
         ),
     ],
     "log_every": Annotated[int | None, of_machine("--log-every", help="Log metrics every N steps (default: 10).")],

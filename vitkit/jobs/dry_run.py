@@ -80,7 +80,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     )
     batch = next(loader.batches(0, 1))
     model.to(runtime.device).train()
-    model.gradient_checkpointing = ready.settings.checkpointing
+    model.gradient_checkpointing = bool(ready.settings.checkpointing)
     learner = ready.objective.learner(model)
     began = time.perf_counter()
     loss, kept = kept_bytes(ready.objective, learner, batch, runtime)

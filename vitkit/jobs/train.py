@@ -39,7 +39,9 @@ from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.settings import AUTO, PRECISIONS, BatchSplit, Settings
+from vitkit.training.settings import AUTO, BatchSplit, Settings
+from vitkit.training.shard import check as check_shard
+from vitkit.training.shard import runtime_for
 
 # Fields of a recipe that do not affect the result, so a resumed run may differ in them.
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices", "lr_rule", "val")
@@ -201,6 +203,7 @@ def prepare(
         info["same"]["verified data"] = [part.fingerprint(whole=True) for part in (train, val) if part is not None]
     if stored:
         RunFolder(out, stored).check(info)
+    remarks += check_shard(chosen, how, built, runtime.ranks)
     check_space(out, built, how)
     if restarted:
         remarks.append(f"{out} was started by this torchrun job, so the run is resumed.")
@@ -262,6 +265,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
     runtime = ready.runtime
     # CUDA graphs cannot share or accumulate gradients.
     alone = runtime.ranks == 1 and ready.split.count == 1 and ready.settings.micro_batch != AUTO
+    wrap = partial(_wrapped, graph=alone, fp8=ready.settings.precision == "fp8")
     loop = Loop(
         ready.model,
         ready.train,
@@ -272,7 +276,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
         run,
         runtime,
         watch,
-        wrap_forward=partial(_wrapped, graph=alone, fp8=ready.settings.precision == "fp8"),
+        **({} if runtime.sharded else {"wrap_forward": wrap}),
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":
@@ -335,8 +339,10 @@ def _choose_settings(
 ) -> tuple[Settings, Runtime]:
     """Return the settings and the runtime of a run whose batch can be divided as asked."""
     given = {name: value for name, value in given.items() if value is not None}
+    if "shard" in given:
+        given = {"checkpointing": None, **given}  # the default follows
     settings = Settings(**{**stored.get("settings", {}), **given})
-    runtime = Runtime(settings.device, PRECISIONS[settings.precision])
+    runtime = runtime_for(settings)
     if accumulate is not None:
         whole = BatchSplit.of(recipe, dataclasses.replace(settings, micro_batch=None), runtime)
         parts = min(max(accumulate, 1), whole.process)

@@ -28,7 +28,7 @@ from vitkit.data.workers import TICK
 from vitkit.errors import Diverged, LostWorker, UnreadableFile
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, stop_requests
-from vitkit.training import state
+from vitkit.training import shard, state
 from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
@@ -113,10 +113,11 @@ class Loop:
         self.run, self.runtime, self._watch = run, runtime, watch
         self.total = recipe.total(len(train))
         recipe.warmup_steps(self.total)
-        model.gradient_checkpointing = settings.checkpointing
+        model.gradient_checkpointing = bool(settings.checkpointing)
         self.bare = model.to(runtime.device)
         self.objective = objective
         self.learner = self.objective.learner(self.bare)
+        runtime.distribute(self.learner)
         self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.learner, recipe)
         self.trained = [p for p in self.learner.parameters() if p.requires_grad]
@@ -169,8 +170,8 @@ class Loop:
                 self._note(f"{error} It has been renamed to {path.name}.damaged; the state before it is used.")
             if lost := self.run.forget_after(self.progress.logged):
                 self._note(f"metrics.jsonl lacks at least {lost:,} bytes of what was logged before the last save.")
-            if paths:
-                self._write_checkpoints()
+        if paths:
+            self._in_turn(self._write_checkpoints)
         return self.progress.step
 
     def watch(self, event: dict[str, Any]) -> None:
@@ -286,7 +287,7 @@ class Loop:
         if not self.runtime.main:
             return ""
         resume = f"Resume with: vitkit train --out {self.run.path} --resume"
-        if self._consistent is not None and rescuable(error):
+        if self._consistent is not None and rescuable(error) and not self.runtime.sharded:
             self.progress = self._consistent
             self.optimizer.zero_grad(set_to_none=True)  # memory
             try:
@@ -433,7 +434,8 @@ class Loop:
             self.watch({"event": "validating", "step": step})
         for which in ("last", "ema") if self.average is not None else ("last",):
             began = time.perf_counter()
-            with self.average.in_place() if which == "ema" and self.average is not None else nullcontext():
+            averaged = self.average.in_place() if which == "ema" and self.average is not None else nullcontext()
+            with averaged, self.runtime.gathered(self.learner):
                 found = self.objective.validate(
                     self.learner,
                     self.val,
@@ -471,13 +473,21 @@ class Loop:
         for name, why in sorted(item for part in self.runtime.gather(self.progress.skipped) for item in part.items()):
             self._on_bad(name, why)  # including those that other processes skipped
         self.progress.logged = self.runtime.on_main(self.run.logged)
-        self.runtime.on_main(self._write)
+        self._in_turn(self._write)
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        """Write in the main process only, or in all of them where each holds a part of the model."""
+        if self.runtime.sharded:
+            work()
+        else:
+            self.runtime.on_main(work)
 
     def _write(self) -> None:
         self.progress.scaler = self.runtime.scaler.state_dict()
+        write = partial(shard.write, self.runtime) if self.runtime.sharded else state.write
         with self.run.writing():
             folder = self.run.path / "state"
-            state.write(folder, self.learner, self.optimizer, self.average, self.progress, self.run.info)
+            write(folder, self.learner, self.optimizer, self.average, self.progress, self.run.info)
         self._write_checkpoints()
 
     def _write_checkpoints(self) -> None:
@@ -485,17 +495,28 @@ class Loop:
         extra, judge = {"step": str(p.step)}, self.objective.judge
         best = p.best is not None and p.best_step == p.step
         score = {judge: repr(p.best_loss if judge == "loss" else p.best)}
-        beside = self.objective.beside(self.learner)  # the parameters themselves: averaged when the model's are
         self._set_thresholds("last")
-        self.run.save(self.bare, "last", extra, beside)
-        if best and p.best_weights == "last":
-            self.run.save(self.bare, "best", extra | score, beside)
+        self._write_weights({"last": extra, **({"best": extra | score} if best and p.best_weights == "last" else {})})
         if self.average is not None:
             with self.average.in_place():
                 self._set_thresholds("ema")
-                self.run.save(self.bare, "ema", extra, beside)
-                if best and p.best_weights == "ema":
-                    self.run.save(self.bare, "best", extra | score, beside)
+                self._write_weights(
+                    {"ema": extra, **({"best": extra | score} if best and p.best_weights == "ema" else {})}
+                )
+
+    def _write_weights(self, files: dict[str, dict[str, str]]) -> None:
+        """Write the model's present weights to these checkpoints: best, last or ema -> what their metadata holds."""
+        model = self.runtime.assembled(self.bare)
+        beside = self.objective.beside(self.learner)
+
+        def save() -> None:
+            for which, extra in files.items():
+                self.run.save(model, which, extra, beside)
+
+        if self.runtime.sharded:
+            self.runtime.on_main(save)
+        else:
+            save()
 
     def _set_thresholds(self, which: str) -> None:
         """Give the model the thresholds that were chosen for these weights, if labels have any."""

@@ -89,7 +89,10 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         model: a ViT that is already on its device.
         recipe: sets the optimizer and its numbers.
     """
-    fused = next(model.parameters()).device.type in ("cuda", "cpu")
+    first = next(model.parameters())
+    fused = first.device.type in ("cuda", "cpu")
+    if recipe.optimizer == "sgd" and type(first.data) is not Tensor:
+        fused = False  # torch has no fused SGD for sharded parameters
     how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum, **how)

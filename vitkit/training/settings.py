@@ -33,7 +33,9 @@ class Settings:
         bad_images: `fail` (default) on an unreadable image, or `skip` it.
         compile: whether to use torch.compile (default: False).
         deterministic: whether CUDA uses only bit-reproducible kernels, which are slower (default: False).
-        checkpointing: whether to recompute activations in the backward pass, to save memory (default: False).
+        checkpointing: whether to recompute activations in the backward pass, to save memory (default: with `shard`).
+        shard: whether to divide weights, gradients and moments over the processes (FSDP2), for models that do not fit
+            into the memory of one device (default: False).
         log_every: steps between lines of training metrics (default: 10).
         evaluate_every: steps between validations (default: once per epoch, less often in very long runs). The end of a
             run is always validated.
@@ -49,7 +51,8 @@ class Settings:
     bad_images: BadImages = "fail"
     compile: bool = False
     deterministic: bool = False
-    checkpointing: bool = False
+    checkpointing: bool | None = None
+    shard: bool = False
     log_every: int = 10
     evaluate_every: int | None = None
     save_every: int | None = None
@@ -57,6 +60,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trackers", tuple(self.trackers))
+        if self.checkpointing is None:
+            object.__setattr__(self, "checkpointing", self.shard)
         checks.whole("seed", self.seed, 0)
         checks.whole("log_every", self.log_every, 1)
         for name in ("micro_batch", "evaluate_every", "save_every"):

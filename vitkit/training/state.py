@@ -2,7 +2,8 @@
 
 Each save is one file, written under another name, synced and renamed; only then are all but the newest KEPT removed. So
 a kill at any moment leaves a complete state. Checksums in its metadata, computed while the file is written, cover every
-value that a run resumes from. No random generator is saved, because randomness is a function of the step.
+value that a run resumes from. No random generator is saved, because randomness is a function of the step. shard.py
+writes the states of a run whose processes hold a part of the model each; `read` restores both kinds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from vitkit.checkpoints import containers
 from vitkit.checkpoints.atomic import staging
 from vitkit.errors import CheckpointError, TensorMismatch, UnreadableFile
+from vitkit.training import shard
 from vitkit.training.optim import Average
-from vitkit.training.run_folder import Header, states_in
+from vitkit.training.run_folder import Header
 
 KEPT = 2  # states: the newest, and the one before it in case the newest is damaged
 
@@ -102,8 +104,7 @@ def write(
             tensor_sum = pool.submit(_checksum, tensors)
             containers.write(tensors, private / file, header.metadata())
         header.fill_in(private / file, tensor_sum.result())
-    for old in states_in(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+    shard.prune(folder, KEPT)
     return folder / file
 
 
@@ -124,7 +125,7 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
     """Read a state file: restore model, optimizer and average in place, and return the rest.
 
     Args:
-        path: a file written by `write`.
+        path: a file written by `write` or by `shard.write`.
         model: the module whose parameters are trained, not wrapped for several processes.
         optimizer: its optimizer.
         average: its running average, if any.
@@ -135,18 +136,17 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
         TensorMismatch: it belongs to another model.
     """
     header = Header.of(path)
+    if shard.PARTS in header.values:
+        progress = _progress(path, header)
+        shard.read(path, header, model, optimizer, average)
+        return progress
     try:
         tensors, _ = containers.read(path)
     except CheckpointError as error:
         raise UnreadableFile(f"{path} is damaged: it is not a complete safetensors file.") from error
     if header.tensor_sum != _checksum(tensors):
         raise UnreadableFile(f"{path} is damaged: its checksum does not match.")
-    try:
-        progress = TrainingState(**header.values["progress"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is not a training state that this version of vitkit can read ({error}); start a new run."
-        ) from error
+    progress = _progress(path, header)
     fused = optimizer.defaults.get("fused")
     state: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -159,12 +159,23 @@ def read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
             raise TensorMismatch(
                 f"{path} belongs to another model: {name} is missing or has another shape; start a new run."
             )
-        parameter.copy_(tensors[f"model/{name}"])
+        parameter.copy_(shard.divided(tensors[f"model/{name}"], parameter))
         if average is not None:
-            average.weights[name].copy_(tensors[f"ema/{name}"])
+            average.weights[name].copy_(shard.divided(tensors[f"ema/{name}"], parameter))
         if name in state:
             optimizer.state[parameter] = {
-                entry: value.clone() if entry == "step" and not fused else value.clone().to(parameter.device)
+                entry: value.clone()
+                if entry == "step" and not fused
+                else shard.divided(value.clone().to(parameter.device), parameter)
                 for entry, value in state[name].items()
             }
     return progress
+
+
+def _progress(path: Path, header: Header) -> TrainingState:
+    try:
+        return TrainingState(**header.values["progress"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a training state that this version of vitkit can read ({error}); start a new run."
+        ) from error

@@ -1,0 +1,172 @@
+"""`--shard`: equal to plain training on several processes, and a state that any number of processes can load."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.tiny import CONFIG, SETTINGS, extra_of, forked, run, tiny
+from vitkit.checkpoints import containers, load
+from vitkit.data.mix import Mix
+from vitkit.errors import ConfigError
+from vitkit.jobs.train import prepare
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.shard import ALONE
+
+RECIPE = tiny(steps=8, lr=1e-3, warmup=0, ema=0.9, clip=0.5, mix=Mix(mixup=0.5, probability=0.5))
+SHARD: dict[str, Any] = {"shard": True, "micro_batch": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import once what every process would import."""
+    for name in ("accelerate", "sklearn.datasets", "torch.distributed.fsdp", "torch.distributed.checkpoint.hf_storage"):
+        importlib.import_module(name)
+
+
+def train(out: Path, ranks: int, recipe: Any = RECIPE, until: int | None = None, **settings: Any) -> None:
+    """Train on so many processes; `until` stops the run after that step, by a signal."""
+
+    def work(rank: int) -> None:
+        def watch(event: dict) -> None:
+            if event["event"] == "step" and event["step"] == until:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        run(out, recipe, watch=watch, settings=settings, resume=True)
+
+    assert forked(work, ranks) == [0] * ranks
+
+
+def differences(a: Path, b: Path, which: str = "last") -> tuple[float, float]:
+    """The largest difference of the weights, but for the key bias, and of the logits.
+
+    The true gradient of the key bias is zero, because softmax ignores what is added to all keys; Adam amplifies the
+    rounding of its gradient to whole steps.
+    """
+    one, two = (containers.read(folder / f"{which}.safetensors")[0] for folder in (a, b))
+    assert one.keys() == two.keys()
+    weights = 0.0
+    for name, value in one.items():
+        off = (value - two[name]).abs()
+        if name.endswith("qkv.bias"):
+            width = len(off) // 3
+            off[width : 2 * width] = 0
+        weights = max(weights, float(off.max()))
+    x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        logits = [load(folder / f"{which}.safetensors").eval()(x) for folder in (a, b)]
+    return weights, float((logits[0] - logits[1]).abs().max())
+
+
+def parts_of(out: Path) -> dict[str, list[Path]]:
+    """The parts of each state: its step -> files."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted((out / "state").glob("step-*-*/*")):
+        found.setdefault(file.parent.name.split("-")[1], []).append(file)
+    return found
+
+
+def check_equal(a: Path, b: Path) -> None:
+    for which in ("last", "ema"):
+        weights, logits = differences(a, b, which)
+        assert weights < 1e-6
+        assert logits < 1e-5
+
+
+def test_two_processes_shard_as_they_train_and_one_resumes(tmp_path: Path) -> None:
+    plain, sharded = tmp_path / "plain", tmp_path / "sharded"
+    train(plain, 2)
+    train(sharded, 2, until=5, **SHARD)
+    state = RunFolder.open(sharded).latest()
+    assert state is not None
+    assert (state.stem, containers.read(state)[0]) == ("step-000000000006", {})
+    parts = parts_of(sharded)
+    assert {step: len(files) for step, files in parts.items()} == {"000000000004": 2, "000000000006": 2}
+    damaged = parts["000000000006"][1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (sharded / "state" / "step-000000000007-killed").mkdir()  # what a kill in the middle of a save leaves
+    train(sharded, 1)  # from step 4, whole again
+    check_equal(plain, sharded)
+    assert (state.parent / f"{state.name}.damaged").is_file()
+    assert extra_of(sharded / "last.safetensors")["step"] == "8"
+    assert parts_of(sharded) == parts  # of the state before the last, and of the one that was set aside
+    assert not (sharded / "state" / "step-000000000007-killed").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ({}, {"compile": True}, r"--shard does not work with --compile; leave it out\."),
+        ({}, {"precision": "fp16", "device": "cpu"}, "fp16"),
+        ({"objective": "masked-patch"}, {}, r"--shard is for classification"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(tmp_path: Path, recipe: Any, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "r", tiny(**recipe), settings={"shard": True, **settings})
+    assert not (tmp_path / "r").exists()
+
+
+def test_one_process_shards_nothing(tmp_path: Path) -> None:
+    ready = prepare("digits", tmp_path / "r", recipe=tiny(), settings={**SETTINGS, "shard": True})
+    assert ALONE in ready.notes
+    assert not ready.runtime.sharded
+    assert ready.settings.checkpointing is True
+    again = prepare(
+        "digits", tmp_path / "r", recipe=tiny(), settings={**SETTINGS, "shard": True, "checkpointing": False}
+    )
+    assert again.settings.checkpointing is False
+
+
+@pytest.mark.slow
+def test_four_two_and_one(tmp_path: Path) -> None:
+    plain, sharded = tmp_path / "plain", tmp_path / "sharded"
+    train(plain, 4)
+    train(tmp_path / "four", 4, **SHARD)
+    check_equal(plain, tmp_path / "four")
+    train(sharded, 4, until=1, **SHARD)
+    assert [len(files) for files in parts_of(sharded).values()] == [4]
+    train(sharded, 2, until=3)
+    assert len(parts_of(sharded)["000000000004"]) == 2
+    train(sharded, 1, until=4)
+    assert len(containers.read(sharded / "state" / "step-000000000005.safetensors")[0]) > 0
+    train(sharded, 4)  # from the state of one process, which is whole
+    assert len(parts_of(sharded)["000000000008"]) == 4
+    check_equal(plain, sharded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ({"optimizer": "sgd", "weight_decay": 0.0, "momentum": 0.9, "lr": 0.03}, {}),
+        ({"freeze": ("blocks.0.*", "class_token")}, {}),
+        ({"dropout": 0.1, "drop_path": 0.1}, {"micro_batch": None}),
+        ({"config": replace(CONFIG, positions_in="shared", pool="mean", class_token=False)}, {}),
+    ],
+    ids=["sgd", "frozen", "dropout", "shared positions"],
+)
+def test_two_processes_shard_other_recipes(tmp_path: Path, recipe: Any, settings: Any) -> None:
+    recipe = replace(RECIPE, **recipe)
+    train(tmp_path / "plain", 2, recipe, **settings)
+    train(tmp_path / "sharded", 2, recipe, until=4, **{**SHARD, **settings})
+    train(tmp_path / "sharded", 2, recipe)
+    check_equal(tmp_path / "plain", tmp_path / "sharded")
+
+
+@pytest.mark.slow
+def test_two_processes_shard_in_bf16(tmp_path: Path) -> None:
+    train(tmp_path / "plain", 2, precision="bf16")
+    train(tmp_path / "sharded", 2, **SHARD, precision="bf16")
+    losses = [
+        [row["loss"] for row in RunFolder.open(tmp_path / name).metrics() if row["event"] == "val"]
+        for name in ("plain", "sharded")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
