@@ -162,6 +162,13 @@ def test_two_processes_shard_other_recipes(tmp_path: Path, recipe: Any, settings
 
 
 @pytest.mark.slow
+def test_three_processes_share_a_batch_that_does_not_divide(tmp_path: Path) -> None:
+    train(tmp_path / "plain", 3)
+    train(tmp_path / "sharded", 3, **SHARD)
+    check_equal(tmp_path / "plain", tmp_path / "sharded")
+
+
+@pytest.mark.slow
 def test_two_processes_shard_in_bf16(tmp_path: Path) -> None:
     train(tmp_path / "plain", 2, precision="bf16")
     train(tmp_path / "sharded", 2, **SHARD, precision="bf16")

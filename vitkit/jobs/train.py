@@ -203,7 +203,7 @@ def prepare(
         info["same"]["verified data"] = [part.fingerprint(whole=True) for part in (train, val) if part is not None]
     if stored:
         RunFolder(out, stored).check(info)
-    remarks += check_shard(chosen, how, built, runtime.ranks)
+    remarks += check_shard(chosen, how, built, runtime.ranks, own is built)
     check_space(out, built, how)
     if restarted:
         remarks.append(f"{out} was started by this torchrun job, so the run is resumed.")

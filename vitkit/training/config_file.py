@@ -49,7 +49,8 @@ def repeat(info: Mapping[str, Any]) -> dict[str, Any]:
         info: the contents of its run.json.
     """
     recipe, name = Recipe.from_dict(info["recipe"]), info["recipe_name"]
-    plain, usual = Settings().to_dict(), {}
+    shards = bool(info["settings"].get("shard"))
+    plain, usual = {**Settings(shard=shards).to_dict(), "shard": False}, {}
     if name in RECIPES:
         base, now = RECIPES[name].to_dict(), recipe.to_dict()
         usual = {key: value for key, value in now.items() if value != base[key] and key not in DESCRIPTIVE}

@@ -42,8 +42,15 @@ ALONE = "--shard divides the model over processes; there is only one, so the mod
 PARTS = "shards"  # in a state's header: the folder of its parts, and their sizes and checksums
 
 
-def check(settings: Settings, recipe: Recipe, model: Backbone, ranks: int) -> list[str]:
+def check(settings: Settings, recipe: Recipe, model: Backbone, ranks: int, passed: bool = False) -> list[str]:
     """Refuse a request that --shard cannot carry out; return what to tell the user.
+
+    Args:
+        settings: whether to shard, among others.
+        recipe: the recipe.
+        model: the model to train.
+        ranks: number of processes.
+        passed: whether the user passed the model in Python, to be trained in place.
 
     Raises:
         ConfigError: with what to leave out.
@@ -56,7 +63,7 @@ def check(settings: Settings, recipe: Recipe, model: Backbone, ranks: int) -> li
         (settings.compile, "does not work with --compile; leave it out"),
         (not OBJECTIVES[recipe.objective].fused, f"is for classification; leave it out with {recipe.objective}"),
         (recipe.lora, "is for models that are trained whole; leave --lora out"),
-        (recipe.batch_size % ranks, f"needs a batch size that is divisible by the {ranks} processes"),
+        (passed and ranks > 1, "cannot train a model in place; name a variant or give a configuration"),
     ):
         if given:
             raise ConfigError(f"--shard {what}.")
