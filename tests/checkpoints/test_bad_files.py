@@ -553,6 +553,24 @@ def test_a_deep_pickle(tmp_path: Path) -> None:
         load(tmp_path / "a.pth")
 
 
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+def test_nested_tuples_as_a_key(tmp_path: Path, modern: bool) -> None:
+    """Hashing a tuple in tuples recurses in C: two million of them ended the process."""
+    body = b"\x80\x02}U\x05model})" + 2_000_000 * b"\x85" + b"K\x01ss."
+    if modern:
+        with zipfile.ZipFile(tmp_path / "a.pth", "w") as archive:
+            archive.writestr("a/data.pkl", body)
+            archive.writestr("a/version", b"3\n")
+    else:
+        start: tuple[Any, ...] = (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True})
+        (tmp_path / "a.pth").write_bytes(b"".join(pickle.dumps(part, 2) for part in start) + body + pickle.dumps([], 2))
+    program = "import sys, vitkit; vitkit.load(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.pth"], capture_output=True, text=True)
+    assert done.returncode == 1, done.returncode
+    assert "UnreadableFile" in done.stderr
+    assert "more than 100 tuples inside each other" in done.stderr
+
+
 def test_a_decompression_bomb(tmp_path: Path) -> None:
     size = 2 * 2**30
     head = (
@@ -577,6 +595,10 @@ def test_only_regular_files_of_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pipe.safetensors"}}')
     with pytest.raises(UnreadableFile, match=r"pipe\.safetensors is not a regular file"):
         load(tmp_path)
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    for name in ("pipe.safetensors", "loop.safetensors"):
+        with pytest.raises(UnreadableFile, match=f"^Expected a file or folder of weights; '.*{name}' is neither"):
+            load(tmp_path / name)
 
 
 def test_long_names_make_short_messages(tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ def test_floating_point_between_0_and_1_is_scaled_and_other_values_are_refused()
     assert np.asarray(decode(encoded(good, "TIFF"))).tolist() == [[0, 128, 255]]
     with pytest.raises(BadImage, match="values from 0 to 2000"):
         decode(encoded(Image.fromarray(np.array([[0.0, 2000.0]], np.float32)), "TIFF"))
+    for broken in (np.nan, np.inf):
+        with pytest.raises(BadImage, match=r"^photo\.tif: mode F has NaN or infinite values"):
+            decode(encoded(Image.fromarray(np.array([[0.5, broken]], np.float32)), "TIFF"), "photo.tif")
 
 
 def test_alpha_is_dropped_as_timm_drops_it():

@@ -4,11 +4,13 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import pickle
 import shutil
 import struct
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -532,12 +534,71 @@ def test_tar_with_folders_for_classes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\0\x08", struct.pack(">HBBI", 0, 8, 1, 9) + b"12", struct.pack(">HBBI", 0, 13, 1, 1) + b"1234"]
+    "data",
+    [
+        b"",
+        b"\0\0\x08",
+        struct.pack(">HBBI", 0, 8, 1, 9) + b"12",
+        struct.pack(">HBBI", 0, 13, 1, 1) + b"1234",
+        struct.pack(">HBB", 0, 8, 0) + b"1",
+        struct.pack(">HBB70I", 0, 8, 70, *[1] * 70) + b"1",
+    ],
 )
 def test_broken_idx_files_are_named(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(DataError, match=str(tmp_path / "x")):
         read_idx(tmp_path / "x")
+
+
+def test_gzipped_idx_files_are_read_as_far_as_their_header_says(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 3) + b"abc" + bytes(2**28)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"expected 3 bytes of data, as its header says; got more"):
+        read_idx(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**24  # it would decompress to 256 MB
+    for claimed in (4, 2**32 - 1):
+        path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, claimed) + b"abc"))
+        with pytest.raises(DataError, match=rf"expected {claimed:,} bytes of data, as its header says; got 3"):
+            read_idx(path)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "named"),
+    [
+        ((0, 2, 2), (0,), "train-labels"),
+        ((4, 2, 2), (4, 1), "train-labels"),
+        ((4,), (4,), "train-images"),
+        ((3, 0, 4), (3,), "train-images"),
+        ((3, 2, 2, 5), (3,), "train-images"),
+    ],
+)
+def test_idx_files_that_are_not_images_and_labels(images, labels, named, tmp_path):
+    for name, shape in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
+        head = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
+        (tmp_path / name).write_bytes(head + bytes(math.prod(shape)))
+    with pytest.raises(DataError, match=named):
+        open_source(f"idx:{tmp_path}", "train")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipes_named_like_data_files_do_not_hang(tmp_path):
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "data_batch_1.bin"):
+        os.mkfifo(tmp_path / name)
+    for kind in ("idx", "cifar10"):
+        with pytest.raises(DataError, match="it is a named pipe"):
+            open_source(f"{kind}:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.5, -1.0, 256.0])
+def test_arrays_with_values_that_are_no_pixels_are_refused(value):
+    images = np.full((3, 2, 2), 7.0)
+    assert Pixels(images, [0, 1, 0], ("a", "b")).raw(2).tolist() == [[[7], [7]], [[7], [7]]]
+    images[1, 0, 1] = value
+    with pytest.raises(DataError, match=r"Expected whole numbers from 0 to 255; second has other values"):
+        Pixels(images, [0, 1, 0], ("a", "b"), ("first", "second", "third"))
 
 
 def test_digits_are_scikit_learns():

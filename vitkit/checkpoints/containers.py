@@ -9,13 +9,14 @@ import argparse
 import errno
 import json
 import pickle
+import pickletools
 import re
 import stat
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors
@@ -32,6 +33,7 @@ NESTED = (
 )
 # A zip file may decompress to INFLATED bytes, or to INFLATES times its own size; weights hardly compress at all.
 INFLATED, INFLATES = 2**30, 20
+DEEPEST = 100  # tuples inside tuples in a pickle: Python hashes a tuple recursively, and overflows the stack
 # What files that are not weights begin with.
 IMPOSTORS = {
     b"version https://git-lfs": "is a Git LFS pointer, not the weights: run `git lfs pull`",
@@ -166,6 +168,8 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path, key: str | None, notes: list[str]) -> dict[str, Tensor]:
     try:
+        if _too_deep(path):
+            raise ValueError(f"more than {DEEPEST} tuples inside each other")
         # Training scripts save their arguments with the weights; a Namespace holds values and runs nothing.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about odd pickles: they are either read or refused
@@ -184,6 +188,44 @@ def _read_torch(path: Path, key: str | None, notes: list[str]) -> dict[str, Tens
             f"{path} is truncated or not a PyTorch file ({_short(error)}); download or copy it again."
         ) from None
     return unwrap(saved, path, key, notes)
+
+
+def _too_deep(path: Path) -> bool:
+    """Return whether a pickle in a PyTorch file has more than DEEPEST tuples inside each other, without building any."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    if name.endswith(".pkl"):
+                        with archive.open(name) as file:
+                            if _nested(file):
+                                return True
+            return False
+        with open(path, "rb") as file:  # a magic number, the version, the machine, the object, its storages
+            return any(_nested(file) for _ in range(5))
+    except Exception:  # damaged: torch says how
+        return False
+
+
+def _nested(file: IO[bytes]) -> bool:
+    """Return whether the pickle that begins here has more than DEEPEST tuples inside each other."""
+    stack, marks, memo = list[int](), list[int](), dict[int, int]()  # numbers of nested tuples
+    for op, value, _ in pickletools.genops(file):
+        if op.name == "MARK":
+            marks.append(len(stack))
+        elif op.name.endswith("PUT"):
+            memo[value] = stack[-1]
+        elif op.name.endswith("GET"):
+            stack.append(memo[value])
+        else:
+            cut = len(stack) - len(op.stack_before)
+            if pickletools.markobject in op.stack_before:
+                cut = marks.pop() - op.stack_before.index(pickletools.markobject)
+            depth = max(stack[cut:], default=0) + ("TUPLE" in op.name)
+            if depth > DEEPEST:
+                return True
+            stack[cut:] = [depth] * len(op.stack_after)
+    return False
 
 
 def _short(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ def find(source: str | Path, revision: str | None = None) -> Files:
         if (files := finder(place, revision)) is not None:
             return files
     folder = Path(place).parent
+    if os.path.lexists(place):
+        raise UnreadableFile(f"Expected a file or folder of weights; {str(source)!r} is neither, or a broken link.")
     there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     raise UnreadableFile(
         f"There is no file or folder {str(source)!r}{nearest(Path(place).name, there) or ','} and it is not a hub id "

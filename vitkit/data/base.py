@@ -171,10 +171,13 @@ class Pixels(Source):
     """Images in memory.
 
     Args:
-        images: [N, H, W] or [N, H, W, C] uint8.
+        images: [N, H, W] or [N, H, W, C], whole numbers from 0 to 255.
         labels: see Source.
         class_names: see Source.
         names: see Source.
+
+    Raises:
+        DataError: an image has other values, such as NaN, or fractions from 0 to 1; the message names it.
     """
 
     in_memory = True
@@ -189,7 +192,15 @@ class Pixels(Source):
         super().__init__(labels, class_names, names)
         if len(images) != len(self):
             raise DataError(f"Expected one label per image; got {len(images)} images and {len(self)} labels.")
-        self._images = torch.from_numpy(np.array(images, dtype=np.uint8))
+        with np.errstate(invalid="ignore"):
+            pixels = np.asarray(images).astype(np.uint8)
+        for i in range(len(self)) if np.asarray(images).dtype != np.uint8 else ():
+            if not np.array_equal(pixels[i], images[i]):
+                raise DataError(
+                    f"Expected whole numbers from 0 to 255; {self.names[i]} has other values (its least is "
+                    f"{np.min(images[i]):g}, its largest {np.max(images[i]):g}). Scale and round the array first."
+                )
+        self._images = torch.from_numpy(pixels)
 
     def raw(self, i: int) -> Array:
         """Return the pixels of image `i`, [H, W, C] uint8."""

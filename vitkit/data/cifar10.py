@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.base import Numbered, Pixels, Splits
+from vitkit.data.files import irregular
 from vitkit.errors import DataError
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -41,6 +42,8 @@ def _read(files: list[Path], split: str) -> Pixels:
     parts = []
     for path in files:
         try:
+            if what := irregular(path):
+                raise DataError(f"Expected a file of CIFAR-10 at {path}; it is {what}.")
             values = np.fromfile(path, np.uint8)
         except OSError as error:
             raise DataError(f"Could not read {path}: {error.strerror}.") from error

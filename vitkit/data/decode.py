@@ -175,7 +175,9 @@ def eight_bit(image: Image.Image, name: str) -> Image.Image:
     if mode.startswith("I") or mode == "F":
         values = np.asarray(image, dtype=np.float64)
         top = 1.0 if mode == "F" else 65535.0
-        if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
+        if not np.isfinite(values).all():
+            raise bad(name, f"mode {mode} has NaN or infinite values; only values from 0 to {top:g} can be converted")
+        if values.min() < 0 or values.max() > top:
             raise bad(
                 name,
                 f"mode {mode} has values from {values.min():g} to {values.max():g}; only values from "

@@ -134,8 +134,12 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
     """
     check_instructions()
     core = library("openvino", "export").Core()
+    # Not `core.read_model`: what it cannot read it offers to the readers of other formats, and TensorFlow's prints.
+    reader = library("openvino.frontend", "export").FrontEndManager().load_by_framework("ir")
     try:
-        model = core.read_model(str(path))
+        if not reader.supported(str(path)):
+            raise RuntimeError("it does not begin as one")
+        model = reader.convert(reader.load(str(path)))
     except RuntimeError as error:
         raise UnreadableFile(
             f"{path} is not an OpenVINO file with its .bin file next to it ({str(error).splitlines()[0][:200]})."
