@@ -1,13 +1,18 @@
-"""Kill a training run (SIGKILL) at random moments, resume it each time, and compare it with an uninterrupted one.
+"""Kill training runs and `embed` (SIGKILL) at random moments, resume them, and compare them with uninterrupted ones.
 
-    python -m benchmarks.kills [--train 20] [--seed 0] [--folder FOLDER]
+    python -m benchmarks.kills [--train 20] [--two 4] [--embed 4] [--jobs 1] [--seconds S] [--seed 0] [--folder FOLDER]
 
-A small ViT with dropout, stochastic depth, MixUp and EMA learns the digits in processes of its own. It saves every 5
-steps, so that many kills come while a state is written, and is resumed with another number of workers. Each kill waits
-for a random part of the run's time; every other one also waits for a save to begin. A run that ends before its kill is
-compared, and the next one is started. With --folder, you can stop the command and continue it: it counts the kills so
-far in FOLDER/kills.json. Prints how many were tried, survived and lost; the exit code is 1 if anything was lost: a bit
-of the weights, moments or EMA, or a number of the metrics. Needs Linux.
+`train`: a small ViT with dropout, stochastic depth, MixUp and EMA learns the digits in a process of its own. It saves
+every 5 steps, so that many kills come while a state is written, and is resumed with another number of workers.
+`two`: the same in two processes, started by torchrun; every third kill ends only one of them, and then the other and
+torchrun must end by themselves. `embed`: the features of the digits into a cache, which is written after every batch.
+
+Each kill waits for a random part of the time that an uninterrupted run takes; every other one also waits for a save to
+begin. A run that comes to its end is compared, and the next one is started. --jobs sets the number of runs at the same
+time. With --folder, you can stop the command (Ctrl-C, SIGTERM or after --seconds) and continue it: it counts the kills
+so far in FOLDER/kills.json. Prints how many were tried, survived and lost; the exit code is 1 if anything was lost (a
+bit of the weights, moments, EMA or features, a number of the metrics, a cached feature, a process that hangs or stays
+behind), and 3 if kills are still to be tried. Needs Linux, and no packages of the command line.
 """
 
 from __future__ import annotations
@@ -21,58 +26,61 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 STEPS = 120
-TRAIN = """
+PATIENCE = 300.0  # seconds within which a run ends by itself
+TRAIN = f"""
 import sys
 from dataclasses import replace
 from vitkit.data.mix import Mix
 from vitkit.jobs.train import train
 from vitkit.training.recipes import RECIPES
-out, steps, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-recipe = replace(RECIPES["digits"], dropout=0.1, drop_path=0.1, ema=0.99, mix=Mix(mixup=0.2, cutmix=0.5), steps=steps,
+recipe = replace(RECIPES["digits"], dropout=0.1, drop_path=0.1, ema=0.99, mix=Mix(mixup=0.2, cutmix=0.5), steps={STEPS},
                  epochs=None, warmup=10, batch_size=32)
-train("digits", out, recipe=recipe, resume=True,
-      settings={"workers": workers, "save_every": 5, "evaluate_every": 10, "log_every": 3, "trackers": (),
-                "device": "cpu"})
+train("digits", sys.argv[1], recipe=recipe, resume=True,
+      settings={{"workers": int(sys.argv[2]) % 3, "save_every": 5, "evaluate_every": 10, "log_every": 3,
+                 "trackers": (), "device": "cpu"}})
 """
+EMBED = """
+import sys
+import numpy as np
+import torch
+import vitkit
+torch.manual_seed(0)
+model = vitkit.create("vit-ti/16", image_size=32, num_classes=0, num_hidden_layers=4)
+found = vitkit.embed(model, "digits", cache=sys.argv[1], workers=int(sys.argv[2]) % 2, batch_size=16, device="cpu")
+np.save(sys.argv[1] + "/features.npy", found["all"].features)
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
-def command(job: str, out: Path, number: int) -> list[str]:
-    """Return the command of a run; `number` varies the workers."""
-    return [sys.executable, "-c", TRAIN, str(out), str(STEPS), str(number % 3)]
+@dataclass(frozen=True)
+class Job:
+    """What is killed.
+
+    Args:
+        program: takes the folder and a number that varies the workers.
+        processes: how many of them torchrun starts; 1 for none of torchrun.
+        saves: the files and folders, as patterns, that appear or change when something is saved.
+        same: whether what is in two folders is equal to the bit.
+    """
+
+    program: str
+    processes: int
+    saves: tuple[str, ...]
+    same: Callable[[Path, Path], bool]
 
 
-def start(job: str, out: Path, number: int) -> subprocess.Popen[bytes]:
-    """Start a job in a process group of its own."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    log = open(out.parent / f"{job}.log", "ab")  # noqa: SIM115
-    return subprocess.Popen(command(job, out, number), env=env, start_new_session=True, stdout=log, stderr=log)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a run and its workers."""
-    found = [process.pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
-    for pid in found:  # no process may react to the death of another
-        os.kill(pid, signal.SIGSTOP)
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def saving(out: Path) -> bool:
-    """Whether a file is being written: its staging folder exists."""
-    return any(out.glob(".vitkit-*")) or any((out / "state").glob(".vitkit-*"))
-
-
-def same(job: str, a: Path, b: Path) -> bool:
-    """Whether two finished runs are equal to the bit."""
+def same_run(a: Path, b: Path) -> bool:
+    """Compare two runs: weights, moments, EMA and metrics."""
     from vitkit.checkpoints import containers
     from vitkit.jobs.listing import diff
     from vitkit.training.run_folder import RunFolder
@@ -83,86 +91,289 @@ def same(job: str, a: Path, b: Path) -> bool:
     return moments and diff(a, b).same
 
 
-def kill(job: str, wanted: int, place: Path, counts: dict[str, Any], keep: Any) -> None:
-    """Kill a job until `wanted` kills are counted."""
-    whole, cut = place / f"{job}-whole", place / f"{job}-cut"
-    finished = place / f"{job}.seconds"
-    if not finished.is_file():
-        shutil.rmtree(whole, ignore_errors=True)
+def same_features(a: Path, b: Path) -> bool:
+    """Compare the features in two caches; one that was found damaged and renamed is a loss."""
+    one, two = ((folder / "features.npy").read_bytes() for folder in (a, b))
+    return one == two and not list(b.glob("*.damaged*"))
+
+
+RUN = (".vitkit-*", "state/.vitkit-*")
+JOBS = {
+    "train": Job(TRAIN, 1, RUN, same_run),
+    "two": Job(TRAIN, 2, RUN, same_run),
+    "embed": Job(EMBED, 1, ("*-wal",), same_features),
+}
+
+
+def start(name: str, out: Path, number: int) -> subprocess.Popen[bytes]:
+    """Start a job in a session of its own; its output goes to a file next to its folder."""
+    job = JOBS[name]
+    program = out.with_suffix(".py")
+    program.write_text(job.program, encoding="utf-8")
+    command = [sys.executable, *(TORCHRUN if job.processes > 1 else ()), str(program), str(out), str(number)]
+    here = str(Path(__file__).parents[1])
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((here, os.environ.get("PYTHONPATH", "")))}
+    with open(out.with_suffix(".log"), "wb") as log:
+        return subprocess.Popen(command, env=env, start_new_session=True, stdout=log, stderr=log)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started, those first that have existed longest."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a run and everything that it has started."""
+    found = descendants(process.pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # no process may react to the death of another
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    process.wait()
+
+
+def end_one(process: subprocess.Popen[bytes], draw: random.Random) -> str:
+    """Kill one training process of several; return what is wrong with how the others ended, if anything."""
+    everyone = descendants(process.pid)
+    ranks = [pid for pid in everyone[1:] if (_parent(pid) == process.pid)]
+    if not ranks:  # torchrun has not started them yet
+        end(process)
+        return ""
+    os.kill(draw.choice(ranks), signal.SIGKILL)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        end(process)
+        return f"the other processes went on for {PATIENCE:g} s"
+    until = time.monotonic() + 60
+    while left := [pid for pid in everyone if _parent(pid)]:
+        if time.monotonic() > until:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return f"{len(left)} processes stayed behind"
+        time.sleep(0.1)
+    return ""
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if there is no such process, or nothing but its exit code."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(parent)
+
+
+def saves(name: str, out: Path) -> set[tuple[str, int, int]]:
+    """Return what is being saved, as something that differs when a save begins."""
+    found = set()
+    for pattern in JOBS[name].saves:
+        for path in out.glob(pattern):
+            with suppress(OSError):
+                about = path.stat()
+                found.add((path.name, about.st_size, about.st_mtime_ns))
+    return found
+
+
+class Kills:
+    """The kills of one job: `lane` runs in several threads.
+
+    Args:
+        name: a row of JOBS.
+        wanted: the number of kills.
+        place: a folder for all runs of the command.
+        counts: what has been tried so far, kept by `keep`.
+        keep: writes all counts to disk.
+        stop: set when the command is to end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        wanted: int,
+        place: Path,
+        counts: dict[str, Any],
+        keep: Callable[[], None],
+        stop: threading.Event,
+    ) -> None:
+        self.name, self.wanted, self.place, self.counts = name, wanted, place, counts
+        self.keep, self.stop, self.lock = keep, stop, threading.Lock()
+        self.number, self.begun = counts["tried"], 0  # of the next kill; kills that are being tried
+        self.whole = place / f"{name}-whole"
+
+    def prepare(self) -> str:
+        """Let one run come to its end without a kill; return what went wrong, if anything."""
+        if "seconds" in self.counts:
+            return ""
+        shutil.rmtree(self.whole, ignore_errors=True)
         began = time.monotonic()
-        assert start(job, whole, 0).wait() == 0, (place / f"{job}.log").read_text()
-        finished.write_text(str(time.monotonic() - began), encoding="utf-8")
-    seconds = float(finished.read_text(encoding="utf-8"))
-    while counts["tried"] < wanted:
-        draw = random.Random(f"{job} {counts['seed']} {counts['tried']}")
-        process = start(job, cut, counts["tried"])
-        until = time.monotonic() + draw.uniform(0.2, 1.0) * seconds
-        while process.poll() is None and time.monotonic() < until:
+        process = start(self.name, self.whole, 0)
+        if not self.wait(process, PATIENCE):
+            return "stopped before its first run had ended"
+        if process.returncode:
+            return self.said(self.whole)
+        self.counts["seconds"] = time.monotonic() - began
+        self.keep()
+        return ""
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float) -> bool:
+        """Wait for a process to end; end it if it takes too long, or if the command is to end."""
+        until = time.monotonic() + seconds
+        while process.poll() is None:
+            if self.stop.wait(0.01) or time.monotonic() > until:
+                end(process)
+                return False
+        return True
+
+    def said(self, out: Path) -> str:
+        return out.with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+
+    def claim(self) -> int | None:
+        """Return the number of the next kill, or None if there is none left."""
+        with self.lock:
+            if self.stop.is_set() or self.counts["tried"] + self.begun >= self.wanted:
+                return None
+            self.begun += 1
+            self.number += 1
+            return self.number - 1
+
+    def lane(self, number: int) -> None:
+        """Kill, resume and compare runs in one folder until no kill is left."""
+        out = self.place / f"{self.name}-cut-{number}"
+        while (kill := self.claim()) is not None:
+            self.one(out, kill)
+            with self.lock:
+                self.begun -= 1
+        if not self.stop.is_set() and out.exists():
+            self.finish(out)
+
+    def one(self, out: Path, kill: int) -> None:
+        draw = random.Random(f"{self.name} {self.counts['seed']} {kill}")
+        process = start(self.name, out, kill)
+        until = time.monotonic() + draw.uniform(0.2, 1.0) * self.counts["seconds"]
+        while process.poll() is None and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.01)
-        if counts["tried"] % 2:  # a save begins, and a moment longer
-            while process.poll() is None and not saving(cut):
-                pass
+        if kill % 2:  # a save begins, and a moment longer
+            before = saves(self.name, out)
+            until = time.monotonic() + PATIENCE
+            while process.poll() is None and saves(self.name, out) <= before and time.monotonic() < until:
+                if self.stop.is_set():
+                    break
+                time.sleep(0.0005)
             time.sleep(draw.uniform(0, 0.004))
+        wrong, during = "", 0
         if process.poll() is None:
-            during = saving(cut)
-            end(process)
-            counts["tried"] += 1
-            counts["saving"] += during
+            before = saves(self.name, out)
+            if JOBS[self.name].processes > 1 and kill % 3 == 0:
+                wrong = end_one(process, draw)
+            else:
+                end(process)
+            during = int(bool(before) if JOBS[self.name].saves == RUN else kill % 2)
         elif process.returncode == 0:
-            finish(job, whole, cut, counts)
+            self.compare(out)
+            return
         else:
-            counts["lost"] += 1
-            counts["tried"] += 1
-            text = (place / f"{job}.log").read_text(encoding="utf-8", errors="replace")
-            print(f"LOST: {job} could not be resumed: {text[-2000:]}", flush=True)
-            shutil.rmtree(cut)
-        keep()
-        if counts["tried"] % 10 == 0:
-            print(f"{job}: {counts['tried']} of {wanted} kills", flush=True)
-    if cut.exists():
-        assert start(job, cut, 1).wait() == 0, (place / f"{job}.log").read_text()
-        finish(job, whole, cut, counts)
-        keep()
+            wrong = f"could not be resumed: {self.said(out)}"
+        self.count(wrong, tried=1, saving=during)
+        if wrong:
+            shutil.rmtree(out, ignore_errors=True)
 
+    def cut(self) -> list[Path]:
+        """Return the folders of runs that have not come to their end."""
+        found = self.place.glob(f"{self.name}-cut-*")
+        return sorted(out for out in found if out.is_dir() and "lost" not in out.name)
 
-def finish(job: str, whole: Path, cut: Path, counts: dict[str, Any]) -> None:
-    """Compare a run that came to its end with the uninterrupted one, and make room for the next."""
-    counts["compared"] += 1
-    if not same(job, whole, cut):
-        counts["lost"] += 1
-        print(f"LOST: {job} ended differently", flush=True)
-    shutil.rmtree(cut)
+    def finish(self, out: Path) -> None:
+        """Let a run come to its end, and compare it."""
+        process = start(self.name, out, 1)
+        if self.wait(process, PATIENCE) and process.returncode == 0:
+            self.compare(out)
+        elif not self.stop.is_set():
+            hangs = process.returncode == -signal.SIGKILL
+            self.count(f"took longer than {PATIENCE:g} s" if hangs else f"could not be resumed: {self.said(out)}")
+            shutil.rmtree(out, ignore_errors=True)
+
+    def compare(self, out: Path) -> None:
+        """Compare a run that came to its end with the uninterrupted one, and make room for the next."""
+        same = JOBS[self.name].same(self.whole, out)
+        self.count("" if same else "ended differently", compared=1)
+        if same:
+            shutil.rmtree(out)
+        else:
+            out.rename(out.with_name(f"{out.name}-lost-{time.time_ns()}"))
+
+    def count(self, wrong: str, **found: int) -> None:
+        with self.lock:
+            for key, value in found.items():
+                self.counts[key] += value
+            self.counts["lost"] += bool(wrong)
+            if wrong:
+                print(f"LOST: {self.name}: {wrong}", flush=True)
+            self.keep()
+            if "tried" in found and self.counts["tried"] % 10 == 0:
+                print(f"{self.name}: {self.counts['tried']:,} of {self.wanted:,} kills", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path)
+    for name, default in (("train", 20), ("two", 4), ("embed", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"kills of `{name}` (default: {default})")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time (default: never)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the moments (default: 0)")
+    parser.add_argument("--folder", type=Path, help="keeps runs and counts (default: a temporary folder)")
     args = parser.parse_args()
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    timer = threading.Timer(min(args.seconds, threading.TIMEOUT_MAX), stop.set)
+    timer.daemon = True
+    timer.start()
     with tempfile.TemporaryDirectory() as temporary:
-        place = args.folder or Path(temporary)
+        place = (args.folder or Path(temporary)).absolute()
         place.mkdir(parents=True, exist_ok=True)
         record = place / "kills.json"
-        counts: dict[str, dict[str, Any]] = {
-            "train": {"seed": args.seed, "tried": 0, "saving": 0, "lost": 0, "compared": 0}
-        }
+        new = {"seed": args.seed, "tried": 0, "saving": 0, "lost": 0, "compared": 0}
+        counts: dict[str, dict[str, Any]] = {name: dict(new) for name in JOBS}
         if record.is_file():
             counts |= json.loads(record.read_text(encoding="utf-8"))
+        writing = threading.Lock()
 
         def keep() -> None:
-            part = record.with_suffix(".part")
-            part.write_text(json.dumps(counts), encoding="utf-8")
-            part.replace(record)
+            with writing:
+                part = record.with_suffix(".part")
+                part.write_text(json.dumps(counts), encoding="utf-8")
+                part.replace(record)
 
-        kill("train", args.train, place, counts["train"], keep)
-        for job, found in counts.items():
+        left = open_runs = 0
+        for name in JOBS:
+            wanted, found = getattr(args, name), counts[name]
+            job = Kills(name, wanted, place, found, keep, stop)
+            if wanted and not stop.is_set() and (wrong := job.prepare()):
+                print(f"{name}: not tried: {wrong}", flush=True)
+            elif wanted and not stop.is_set():
+                with ThreadPoolExecutor(args.jobs) as pool:
+                    list(pool.map(job.lane, range(args.jobs)))
+                    if not stop.is_set():  # begun with more --jobs than now
+                        list(pool.map(job.finish, job.cut()))
+            left += max(0, wanted - found["tried"])
+            open_runs += len(job.cut()) if wanted else 0
             print(
-                f"{job}: {found['tried']} kills tried ({found['saving']} during a save), "
-                f"{found['tried'] - found['lost']} survived, {found['lost']} lost; {found['compared']} runs finished "
-                f"and were compared"
+                f"{name}: {found['tried']:,} kills tried ({found['saving']:,} during a save), "
+                f"{found['tried'] - found['lost']:,} survived, {found['lost']} lost; {found['compared']:,} runs "
+                f"finished and were compared",
+                flush=True,
             )
-        sys.exit(1 if any(found["lost"] for found in counts.values()) else 0)
+        if left or open_runs:
+            how = f"; continue with --folder {args.folder}" if args.folder else ""
+            print(f"still to do: {left:,} kills, {open_runs} runs to finish and compare{how}")
+        sys.exit(1 if any(found["lost"] for found in counts.values()) else 3 if left or open_runs else 0)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def _read_torch(path: Path, key: str | None, notes: list[str]) -> dict[str, Tens
 
 
 def _too_deep(path: Path) -> bool:
-    """Return whether a pickle in a PyTorch file has more than DEEPEST tuples inside each other, without building any."""
+    """Return whether a pickle of a PyTorch file has more than DEEPEST tuples inside each other; builds none."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

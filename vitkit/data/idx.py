@@ -83,7 +83,8 @@ def read_idx(path: Path) -> Array:
         raise DataError(f"Expected a complete IDX file at {path}: {error}.") from error
     if zero or kind != 8 or not 1 <= rank <= 4:
         raise DataError(
-            f"{path}: expected an IDX file of unsigned bytes (type 8) with 1 to 4 dimensions; got type {kind} with {rank}."
+            f"{path}: expected an IDX file of unsigned bytes (type 8), 1 to 4 dimensions; got type {kind}, {rank} "
+            f"dimensions."
         )
     if len(data) != expected:
         got = "more" if len(data) > expected else f"{len(data):,}"
