@@ -209,7 +209,7 @@ def _too_deep(path: Path) -> bool:
 
 def _nested(file: IO[bytes]) -> bool:
     """Return whether the pickle that begins here has more than DEEPEST tuples inside each other."""
-    stack, marks, memo = list[int](), list[int](), dict[int, int]()  # numbers of nested tuples
+    stack, marks, memo = list[int](), list[int](), dict[Any, int]()  # numbers of nested tuples
     for op, value, _ in pickletools.genops(file):
         if op.name == "MARK":
             marks.append(len(stack))

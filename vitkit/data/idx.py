@@ -7,8 +7,8 @@ import math
 import struct
 import zlib
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def read_idx(path: Path) -> Array:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _up_to(file: IO[bytes], size: int) -> bytes:
+def _up_to(file: gzip.GzipFile | BufferedReader, size: int) -> bytes:
     """Return at most `size` bytes of a file; memory grows with the bytes that are there, whatever the header says."""
     parts = []
     while size > 0 and (part := file.read(min(size, 2**24))):
