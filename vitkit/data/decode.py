@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import io
 import logging
 import threading
@@ -212,6 +213,21 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
         raise
     except Exception as error:
         raise bad(name, reason(error)) from error
+
+
+def digest(raw: Raw) -> Array:
+    """Return the SHA-256 of an image, [32] uint8: of its file's bytes, or of its pixels and their shape.
+
+    Args:
+        raw: what `Source.raw` returns.
+    """
+    if isinstance(raw, bytes):
+        h = hashlib.sha256(raw)
+    elif isinstance(raw, Image.Image):
+        h = hashlib.sha256(f"{raw.mode} {raw.size} ".encode() + raw.tobytes())
+    else:
+        h = hashlib.sha256(f"{raw.dtype} {raw.shape} ".encode() + raw.tobytes())
+    return np.frombuffer(h.digest(), np.uint8)
 
 
 def to_channels(image: Image.Image, channels: Channels, count: int, name: str = "image") -> Image.Image:

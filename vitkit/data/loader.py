@@ -11,23 +11,31 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.data import mix as mixing
+from vitkit.data import slots
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
 from vitkit.data.mix import Mix
 from vitkit.data.order import BalancedOrder, Order, share, within
 from vitkit.data.preprocess import normalize
-from vitkit.data.sample_worker import Bad, Row, SampleWorker
+from vitkit.data.sample_worker import PIECE, Bad, EvalWorker, Piece, Row, SampleWorker, Sent
+from vitkit.data.slots import Slots
 from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, ConfigError, DataError, pick
 from vitkit.model.config import InputSpec
+from vitkit.types import Array
+
+AHEAD = 8  # pieces that each worker may finish before a GPU takes them, while it starts
+RUN_AHEAD = 2**29  # bytes that they may take
 
 BadImages = Literal["fail", "skip"]
 Device = torch.device | str | None
@@ -49,6 +57,7 @@ class Batch:
         index: [B] int64, the position of each image in the source.
         others: like `labels`, of the image that each one is mixed with; `labels` if nothing is mixed.
         weight: [B] float32, the share of its own pixels in each image; 1 if nothing is mixed.
+        digests: [B, 32] uint8, the SHA-256 of the bytes that each image was decoded from, if they were asked for.
     """
 
     pixels: Tensor
@@ -56,6 +65,7 @@ class Batch:
     index: Tensor
     others: Tensor
     weight: Tensor
+    digests: Array | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,32 +76,20 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A batch to make.
-
-    Args:
-        rows: the images to read.
-    """
-
-    rows: list[Row]
-
-
-@dataclass(frozen=True)
-class _Step(_Task):
+class _Step:
     """A training batch to make.
 
     Args:
+        rows: the images to read.
         step: its number.
         plan: how it is mixed.
         places: positions of the rows in the mixed global batch: this process's own, then partners from other processes.
     """
 
+    rows: list[Row]
     step: int
     plan: mixing.Plan
     places: list[int]
-
-
-Planned = TypeVar("Planned", bound=_Task)
 
 
 class _Loader:
@@ -99,55 +97,29 @@ class _Loader:
         self,
         source: Source,
         spec: InputSpec,
-        how: Augment | None,
-        seed: int,
         batch_size: int,
         rank: int,
         ranks: int,
         workers: int | None,
-        prefetch: int,
         device: Device,
         bad_images: BadImages,
         on_bad: Callable[[str, str], None] | None,
+        augmenting: bool,
     ) -> None:
         within("batch_size", batch_size, 1)
-        within("prefetch", prefetch, 1)
         within("workers", workers or 0, 0)
         if bad_images not in get_args(BadImages):
             raise ConfigError(f"bad_images must be one of {', '.join(get_args(BadImages))}; got {bad_images!r}.")
         share(1, rank, ranks)  # refuses a rank that is out of range
         if not len(source):
             raise DataError("Expected at least one image; the data set is empty.")
-        self.source, self.spec, self.batch_size, self.seed = source, spec, batch_size, seed
-        self.rank, self.ranks, self.prefetch = rank, ranks, prefetch
+        self.source, self.spec, self.batch_size = source, spec, batch_size
+        self.rank, self.ranks = rank, ranks
         self.device = torch.device(device) if device is not None else torch.device("cpu")
-        spare = how is not None and self.device.type != "cpu"  # the cores are free: the model trains elsewhere
+        spare = augmenting and self.device.type != "cpu"  # the cores are free: the model trains elsewhere
         self.workers = default_workers(source, ranks, spare) if workers is None else workers
         self.bad_images, self.on_bad = bad_images, on_bad
         self.skipped: dict[str, str] = {}  # name -> reason, for every image skipped so far
-        self._work = SampleWorker(source, spec, how, seed)
-
-    def _pieces(
-        self, tasks: Iterable[Planned], size: int, on_wait: Callable[[float], None] | None = None
-    ) -> Iterator[tuple[Planned, list[Tensor], list[Bad]]]:
-        """Yield each task with its pixels and its unreadable rows; workers get a task in pieces."""
-        piece = self._work.piece
-        given, awaited = itertools.tee(tasks)  # workers run ahead of the loop below
-        cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
-        ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
-        pin = self.device.type == "cuda"
-        pin_here = pin and not self._work.tiny
-        done = parallel_map(self._work, cuts, self.workers, ahead=ahead, pin=pin_here, on_wait=on_wait)
-        for task in awaited:
-            parts: list[Tensor] = []
-            bad: list[Bad] = []
-            for start in range(0, len(task.rows), piece):
-                part, trouble = next(done)
-                parts.append(torch.as_tensor(part))
-                bad += [(start + position, why) for position, why in trouble]
-            if self._work.tiny and pin:  # one copy to the GPU instead of many
-                parts = [torch.cat(parts).pin_memory()]
-            yield task, parts, bad
 
     def _skip(self, index: int, why: str) -> None:
         """Record an unreadable image, or raise if `bad_images` is `fail`."""
@@ -159,10 +131,10 @@ class _Loader:
             if self.on_bad is not None:
                 self.on_bad(name, why)
 
-    def _targets(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
-        """Return the labels and the index of some rows, on the CPU."""
-        index = torch.tensor([i for _, i in rows], dtype=torch.int64)
-        return torch.from_numpy(self.source.labels)[index].long(), index
+    def _targets(self, index: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return the labels and the index of some images, on the CPU."""
+        found = torch.tensor(list(index), dtype=torch.int64)
+        return torch.from_numpy(self.source.labels)[found].long(), found
 
 
 class TrainLoader(_Loader):
@@ -203,20 +175,10 @@ class TrainLoader(_Loader):
         bad_images: BadImages = "fail",
         on_bad: Callable[[str, str], None] | None = None,
     ) -> None:
-        super().__init__(
-            source,
-            spec,
-            augment or Augment(),
-            seed,
-            batch_size,
-            rank,
-            ranks,
-            workers,
-            prefetch,
-            device,
-            bad_images,
-            on_bad,
-        )
+        within("prefetch", prefetch, 1)
+        super().__init__(source, spec, batch_size, rank, ranks, workers, device, bad_images, on_bad, augmenting=True)
+        self.seed, self.prefetch = seed, prefetch
+        self._work = SampleWorker(source, spec, augment or Augment(), seed)
         if batch_size < ranks:
             raise ConfigError(
                 f"Expected a global batch of at least one image per process; got {batch_size} images for {ranks} "
@@ -259,6 +221,28 @@ class TrainLoader(_Loader):
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
+    def _pieces(
+        self, tasks: Iterable[_Step], size: int, on_wait: Callable[[float], None] | None = None
+    ) -> Iterator[tuple[_Step, list[Tensor], list[Bad]]]:
+        """Yield each step with its pixels and its unreadable rows; workers get a step in pieces."""
+        piece = self._work.piece
+        given, awaited = itertools.tee(tasks)  # workers run ahead of the loop below
+        cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
+        ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
+        pin = self.device.type == "cuda"
+        pin_here = pin and not self._work.tiny
+        done = parallel_map(self._work, cuts, self.workers, ahead=ahead, pin=pin_here, on_wait=on_wait)
+        for task in awaited:
+            parts: list[Tensor] = []
+            bad: list[Bad] = []
+            for start in range(0, len(task.rows), piece):
+                part, trouble = next(done)
+                parts.append(torch.as_tensor(part))
+                bad += [(start + position, why) for position, why in trouble]
+            if self._work.tiny and pin:  # one copy to the GPU instead of many
+                parts = [torch.cat(parts).pin_memory()]
+            yield task, parts, bad
+
     def _replace(self, step: _Step, x: list[Tensor], bad: list[Bad]) -> tuple[_Step, list[Tensor]]:
         """Replace unreadable images by the next readable ones of the order, so that batches keep their size."""
         if not bad:
@@ -290,7 +274,7 @@ class TrainLoader(_Loader):
 
     def _assemble(self, step: _Step, x: list[Tensor]) -> Batch:
         count = len(self._own)
-        labels, index = self._targets(step.rows)
+        labels, index = self._targets(i for _, i in step.rows)
         z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
         out, others, weight = z[:count], labels[:count], 1.0
         if step.plan.weight != 1.0:
@@ -299,7 +283,8 @@ class TrainLoader(_Loader):
             out, weight = mixing.apply(out, z[partners.to(self.device, non_blocking=True)], step.plan)
             others = labels[partners]
         rest = (labels[:count], index[:count], others, torch.full((count,), weight))
-        return Batch(out, *(part.to(self.device, non_blocking=True) for part in rest))
+        labels, index, others, share_of = (part.to(self.device, non_blocking=True) for part in rest)
+        return Batch(out, labels, index, others, share_of)
 
 
 class EvalLoader(_Loader):
@@ -312,10 +297,10 @@ class EvalLoader(_Loader):
         rank: this process, counted from 0.
         ranks: number of processes; their parts differ by at most one image, and no image is read twice.
         workers: worker processes for decoding (default: one per core; none for images in memory).
-        prefetch: batches to prepare in advance (default: 2).
         device: where batches are placed and normalised (default: the CPU).
         bad_images: `fail` (the default) raises BadImage; `skip` leaves the image out.
         on_bad: called with (name, error message) once for each skipped image; `skipped` records them too.
+        hashed: whether batches have the digests of their images (default: False).
     """
 
     def __init__(
@@ -327,29 +312,84 @@ class EvalLoader(_Loader):
         rank: int = 0,
         ranks: int = 1,
         workers: int | None = None,
-        prefetch: int = 2,
         device: Device = None,
         bad_images: BadImages = "fail",
         on_bad: Callable[[str, str], None] | None = None,
+        hashed: bool = False,
     ) -> None:
-        super().__init__(source, spec, None, 0, batch_size, rank, ranks, workers, prefetch, device, bad_images, on_bad)
+        super().__init__(source, spec, batch_size, rank, ranks, workers, device, bad_images, on_bad, augmenting=False)
+        self.hashed = hashed
         self.indices = range(len(source))[share(len(source), rank, ranks)]
 
     def __len__(self) -> int:
         return math.ceil(len(self.indices) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        starts = range(0, len(self.indices), self.batch_size)
-        tasks = (_Task([(0, index) for index in self.indices[i : i + self.batch_size]]) for i in starts)
-        for task, x, bad in self._pieces(tasks, self.batch_size):
-            rows = task.rows
-            for position, why in bad:
-                self._skip(rows[position][1], why)
-            left_out = {position for position, _ in bad}
-            kept = [row for position, row in enumerate(rows) if position not in left_out]
-            if not kept:
-                continue
-            z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
-            labels, index = self._targets(kept)
-            labels = labels.to(self.device, non_blocking=True)
-            yield Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device))
+        """Start the workers at once, and return the batches."""
+        batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
+        few = PIECE if self.workers else self.batch_size
+        cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
+        work = EvalWorker(self.source, self.spec, [cut for cuts_of in cuts for cut in cuts_of], self.hashed)
+        if self.workers and slots.available():
+            return self._from_slots(self._slots(work), cuts)
+        return self._from_pieces(self._sent(work), cuts)
+
+    def _slots(self, work: EvalWorker) -> Slots[Piece]:
+        """Start workers that share memory: enough slots that they can run ahead while the model starts."""
+        cuda, of_batch = self.device.type == "cuda", -(-self.batch_size // PIECE)
+        wanted = min(AHEAD * self.workers, max(1, RUN_AHEAD // max(1, work.size))) if cuda else 2 * self.workers
+        # A batch is held until it is copied: on a GPU that is when the next one has been launched.
+        count = min(len(work.pieces), max(wanted, self.workers) + (2 if cuda else 1) * of_batch)
+        return Slots(work, len(work.pieces), self.workers, slots=count, size=work.size, pin=cuda)
+
+    def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Iterator[Batch]:
+        copied: deque[tuple[int, torch.cuda.Event]] = deque()  # slots whose copies to a GPU are under way
+        with pool:
+            for cuts_of in cuts:
+                batch = self._batch(cuts_of, [pool.take() for _ in cuts_of])
+                if self.device.type == "cuda":
+                    event = torch.cuda.Event(blocking=True)
+                    event.record()
+                    copied.append((len(cuts_of), event))
+                    while len(copied) > 1:
+                        count, event = copied.popleft()
+                        event.synchronize()
+                        pool.release(count)
+                else:
+                    pool.release(len(cuts_of))
+                if batch is not None:
+                    yield batch
+
+    def _sent(self, work: EvalWorker) -> Iterator[tuple[Piece, Tensor]]:
+        """Preprocess here, or in workers that share no memory."""
+        pin = self.device.type == "cuda"
+        if self.workers:
+            return parallel_map(Sent(work), range(len(work.pieces)), self.workers, pin=pin)
+        return ((work(k, (slot := _empty(work.size, pin)).numpy()), slot) for k in range(len(work.pieces)))
+
+    def _from_pieces(self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]) -> Iterator[Batch]:
+        for cuts_of in cuts:
+            if (batch := self._batch(cuts_of, [next(done) for _ in cuts_of])) is not None:
+                yield batch
+
+    def _batch(self, cuts: list[range], pieces: list[tuple[Piece, Tensor]]) -> Batch | None:
+        """Assemble a batch, or return None if none of its images can be read."""
+        kept: list[int] = []
+        for cut, (piece, _) in zip(cuts, pieces, strict=True):
+            for position, why in piece.bad:
+                self._skip(cut[position], why)
+            left_out = {position for position, _ in piece.bad}
+            kept += [i for position, i in enumerate(cut) if position not in left_out]
+        if not kept:
+            return None
+        (H, W), C = self.spec.size, len(self.spec.mean)
+        parts = [slot[: piece.good * H * W * C].view(-1, H, W, C) for piece, slot in pieces if piece.good]
+        z = normalize([part.to(self.device, non_blocking=True).permute(0, 3, 1, 2) for part in parts], self.spec)
+        labels, index = self._targets(kept)
+        labels = labels.to(self.device, non_blocking=True)
+        digests = np.concatenate([piece.digests for piece, _ in pieces]) if self.hashed else None
+        return Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device), digests)
+
+
+def _empty(size: int, pin: bool) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=pin)

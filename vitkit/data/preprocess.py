@@ -57,23 +57,35 @@ def pixels(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
         spec: the input that the model expects.
         name: name of the image in error messages.
     """
+    return torch.from_numpy(np.array(cropped(image, spec, name).transpose(2, 0, 1), order="C"))
+
+
+def cropped(image: Image.Image, spec: InputSpec, name: str = "image") -> Array:
+    """Resize and crop a decoded image: [H, W, C] uint8, as `pixels` but with the channels of a pixel side by side.
+
+    Args:
+        image: a decoded image.
+        spec: the input that the model expects.
+        name: name of the image in error messages.
+    """
     image = to_channels(image, spec.channels, len(spec.mean), name)
     H, W = spec.size
     width, height = resized(*image.size, spec)
     left, top = round((width - W) / 2), round((height - H) / 2)
     if spec.backend == "tensor":
         x = resize_tensor(planes(np.array(image)), (height, width), spec.interpolation)
-        return x[:, top : top + H, left : left + W]
-    if width > W and image.width >= image.height and image.mode in ("RGB", "L"):
-        # Pillow resizes the width of such an image first. Cropping between the two passes gives the same pixels and
-        # saves resizing the height of columns that the crop drops.
+        return x[:, top : top + H, left : left + W].permute(1, 2, 0).numpy()
+    if width > W and 2 * image.height <= 3 * image.width and image.mode in ("RGB", "L"):
+        # Pillow resizes the width of such an image first; some versions begin with the height of very high ones.
+        # Cropping between the two passes gives the same pixels and saves resizing the height of columns that the crop
+        # drops.
         image = image.resize((width, image.height), FILTERS[spec.interpolation]).crop((left, 0, left + W, image.height))
         width, left = W, 0
     if image.size != (width, height):
         image = image.resize((width, height), FILTERS[spec.interpolation])
     if (width, height) != (W, H):
         image = image.crop((left, top, left + W, top + H))
-    return torch.from_numpy(np.array(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), order="C"))
+    return np.atleast_3d(np.asarray(image))
 
 
 def preprocess(image: Image.Image, spec: InputSpec, name: str = "image") -> Tensor:
@@ -101,7 +113,7 @@ def normalize(x: Tensor | Sequence[Tensor], spec: InputSpec) -> Tensor:
     device = parts[0].device
     mean, std = _colours(spec.mean, device), _colours(spec.std, device)
     if device.type != "cpu":
-        return torch.cat(parts).div(255).sub_(mean).div_(std)
+        return torch.cat(parts).div(255).sub_(mean).div_(std).contiguous()
     out = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=torch.float32)
     few = max(1, IN_CACHE // max(1, parts[0][:1].numel()))  # images per block
     start = 0

@@ -78,7 +78,7 @@ def _in_workers(
                 prefetch_factor=ahead,
                 pin_memory=pin,
                 collate_fn=_same,
-                worker_init_fn=_start_worker,
+                worker_init_fn=start_worker,
                 generator=torch.Generator().manual_seed(0),  # or it would draw from the global one
                 timeout=TICK,
             )
@@ -90,7 +90,7 @@ def _in_workers(
             yield result
     finally:
         results = None  # ends the workers, except those that no longer answer
-        _kill(processes)
+        kill(processes)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _next(results: Any, nothing: object, processes: list[Any], on_wait: Callable
             waited = time.monotonic() - began
             try:
                 if dead := [process for process in processes if process.exitcode not in (None, 0)]:
-                    raise LostWorker(_epitaph(dead[0])) from error
+                    raise LostWorker(epitaph(dead[0])) from error
                 if not str(error).startswith("DataLoader timed out"):
                     raise
                 on_wait(waited)
@@ -124,11 +124,12 @@ def _next(results: Any, nothing: object, processes: list[Any], on_wait: Callable
                         f"(a network drive may hang), or use --workers 0."
                     ) from error
             except BaseException:
-                _kill(processes)  # now, because torch would wait for each of them
+                kill(processes)  # now, because torch would wait for each of them
                 raise
 
 
-def _epitaph(process: Any) -> str:
+def epitaph(process: Any) -> str:
+    """Say how a worker process ended."""
     if process.exitcode >= 0:
         return f"The worker process {process.pid} ended with exit code {process.exitcode}."
     name = signal.Signals(-process.exitcode).name
@@ -136,7 +137,8 @@ def _epitaph(process: Any) -> str:
     return f"The worker process {process.pid} was killed by {name}.{cause}"
 
 
-def _kill(processes: list[Any]) -> None:
+def kill(processes: list[Any]) -> None:
+    """End the worker processes that are still alive."""
     for process in processes:
         if process.is_alive():
             process.kill()  # SIGTERM does not end a process that hangs or is stopped
@@ -171,7 +173,8 @@ def _same(result: Any) -> Any:
     return result
 
 
-def _start_worker(worker: int) -> None:
+def start_worker(worker: int) -> None:
+    """Leave signals to the main process, and end with it; to be called in a worker."""
     for name in ("SIGINT", "SIGHUP"):  # the main process handles them and ends its workers
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
