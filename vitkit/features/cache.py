@@ -36,6 +36,7 @@ T = TypeVar("T")
 NAME = "features.sqlite"
 FORMAT = 1  # part of every key: raise it, and all features are computed again
 KEYS = 500  # images per query; old builds of SQLite allow 999 variables
+PAGE, LOG = 2**14, 2**26  # bytes per page, and bytes of new rows after which SQLite waits for the disk
 TIMEOUT = 60.0  # seconds to wait for another process's transaction
 
 # Configuration fields that do not change the features of a frozen backbone.
@@ -85,17 +86,23 @@ def space_of(model: Backbone, choice: Choice, precision: str = "fp32") -> dict[s
     Args:
         model: the backbone.
         choice: the feature.
-        precision: a row of the runtime's PRECISIONS.
+        precision: how it is computed: a precision, and the engine if it is not the plain model.
     """
-    spec = model.input_spec.preprocessing
+    return {
+        **outline(model, choice, precision),
+        "weights": backbone_hash(model),
+        **({"projection": _hash(model.head.weight)} if choice.name == "projected" else {}),  # type: ignore[arg-type]
+    }
+
+
+def outline(model: Backbone, choice: Choice, precision: str) -> dict[str, Any]:
+    """Describe what `space_of` does except for the weights, which take time to hash; the arguments are the same."""
     return {
         "format": FORMAT,
-        "weights": backbone_hash(model),
-        "preprocessing": spec,
+        "preprocessing": model.input_spec.preprocessing,
         "decoder": PIL.__version__,
         "features": choice.name,
         "precision": precision,
-        **({"projection": _hash(model.head.weight)} if choice.name == "projected" else {}),  # type: ignore[arg-type]
     }
 
 
@@ -108,7 +115,8 @@ class Space:
 
 
 class FeatureCache:
-    """The feature cache in a folder. Several processes may use it at once; call `close` before a fork.
+    """The feature cache in a folder. Several processes may use it at once; call `close` before a fork. Only one thread
+    may use it at a time.
 
     Args:
         folder: created if it does not exist.
@@ -144,6 +152,25 @@ class FeatureCache:
             with db:
                 db.execute("INSERT OR IGNORE INTO spaces (key, about) VALUES (?, ?)", (key, text))
             return Space(int(db.execute("SELECT id FROM spaces WHERE key = ?", (key,)).fetchone()[0]), key)
+
+        return self._try(work)
+
+    def holds(self, space: Space) -> bool:
+        """Return whether there is a feature in a space, intact or not."""
+        found = "SELECT EXISTS (SELECT 1 FROM features WHERE space = ?)"
+        return self._try(lambda db: bool(db.execute(found, (space.number,)).fetchone()[0]))
+
+    def knows(self, about: Mapping[str, Any]) -> bool:
+        """Return whether any space has this outline.
+
+        Args:
+            about: see `outline`.
+        """
+        wanted = json.loads(json.dumps(dict(about)))
+
+        def work(db: sqlite3.Connection) -> bool:
+            spaces = (json.loads(text) for (text,) in db.execute("SELECT about FROM spaces"))
+            return any(wanted.items() <= space.items() for space in spaces)
 
         return self._try(work)
 
@@ -249,12 +276,14 @@ class FeatureCache:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
+    db = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     until = time.monotonic() + TIMEOUT
     while True:
         try:
+            db.execute(f"PRAGMA page_size = {PAGE}")  # of a new file: few rows fit into SQLite's own 4096 bytes
             db.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not block each other
             db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last rows but never corrupts any
+            db.execute(f"PRAGMA wal_autocheckpoint = {LOG // PAGE}")
             db.executescript(TABLES)
             return db
         except sqlite3.OperationalError as error:  # two processes create the file at the same moment

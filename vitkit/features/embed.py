@@ -6,27 +6,26 @@ needs as much memory for a thousand images as for a million.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitkit.data.base import READERS, Source, Subset
-from vitkit.data.decode import Raw
+from vitkit.data.decode import Raw, digest
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.order import share
 from vitkit.errors import BadImage, DataError, InputError, VitkitError
-from vitkit.features.cache import FeatureCache, Space, space_of
+from vitkit.features.cache import FeatureCache, Space, outline, space_of
 from vitkit.features.choice import Choice, choose
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of, evaluating
@@ -34,8 +33,11 @@ from vitkit.runtime import Runtime, on_host
 from vitkit.speed.frozen import Way, way
 from vitkit.types import Array, Tick
 
+T = TypeVar("T")
+
 CHUNK = 4096  # rows of the cache to read at once
 PIECE = 64  # images that a thread hashes at once
+UNWRITTEN = 4  # batches that may wait for the disk
 CPU_BATCH = 16  # images per forward pass on a CPU, so that activations stay in its cache
 
 
@@ -152,19 +154,13 @@ def fill(
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
-    by = by or way(model, runtime.precision if runtime else "fp32", len(source), choice.name)
-    space = cache.space(space_of(model, choice, by.name))
-    digests, skipped = _hash(source, runtime, bad_images)
+    by = by or way(model, runtime.precision if runtime else "fp32", len(source), choice.name, batch_size)
+    once = runtime.on_main if runtime else _call
 
-    def look() -> Array:
-        return _missing(cache, space, digests, choice.width)
-
-    missing = runtime.on_main(look) if runtime else look()
-    report(len(source) - len(missing))
-    cache.close()  # workers may be forked next
-    if len(missing):
-        loader = EvalLoader(
-            Subset(_Hashed(source, digests), missing),
+    def loader_of(images: Source, hashed: bool) -> EvalLoader:
+        cache.close()  # workers may be forked next
+        return EvalLoader(
+            images,
             model.input_spec,
             batch_size=batch_size,
             workers=workers,
@@ -172,30 +168,62 @@ def fill(
             ranks=runtime.ranks if runtime else 1,
             device=runtime.device if runtime else device_of(model),
             bad_images=bad_images,
+            hashed=hashed,
         )
+
+    # With nothing in the cache, images are hashed by the workers that decode them. These start before the weights are
+    # hashed and the engine is built, which takes as long as decoding a few thousand images.
+    unknown = once(lambda: not cache.knows(outline(model, choice, by.name)))
+    loader = loader_of(source, True) if unknown else None
+    batches = iter(loader) if loader is not None else None
+    space = cache.space(space_of(model, choice, by.name))
+    if loader is None and not once(lambda: cache.holds(space)):
+        loader = loader_of(source, True)
+        batches = iter(loader)
+    digests, skipped, missing = np.zeros((len(source), 32), np.uint8), dict[str, str](), np.arange(len(source))
+    if loader is None:
+        digests, skipped = _hash(source, runtime, bad_images)
+        missing = once(lambda: _missing(cache, space, digests, choice.width))
+        report(len(source) - len(missing))
+        if len(missing):
+            loader = loader_of(Subset(_Hashed(source, digests), missing), False)
+            batches = iter(loader)
+    if loader is not None and batches is not None:
+        first: set[bytes] | None = set() if loader.hashed else None  # what has been computed in this pass
         run = by.build() if by.build else partial(choice.of, model)
 
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in loader:
+        def compute() -> Iterator[tuple[tuple[Array, int], Tensor]]:
+            for batch in batches:
+                places, pixels = missing[batch.index.numpy()], batch.pixels
+                if first is not None and batch.digests is not None:
+                    digests[places] = batch.digests
+                    if len(new := _new(batch.digests, first)) < len(places):
+                        places, pixels = places[new], pixels[torch.from_numpy(new).to(pixels.device)]
+                if not len(places):
+                    report(len(batch) * loader.ranks)
+                    continue
                 with evaluating(model), runtime.autocast() if runtime and not by.build else nullcontext():
-                    few = CPU_BATCH if loader.device.type == "cpu" else len(batch)
-                    rows = torch.cat([run(x).float() for x in batch.pixels.split(few)])
-                yield batch.index, rows
+                    few = CPU_BATCH if loader.device.type == "cpu" else len(places)
+                    rows = torch.cat([run(x).float() for x in pixels.split(few)])
+                yield (places, len(batch)), rows
 
         error: VitkitError | None = None
         try:
-            for index, found in on_host(batches()):
-                rows, places = found.numpy(), missing[index.numpy()]
-                if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
-                    raise InputError(
-                        f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or infinity. "
-                        f"Use --precision fp32, or other weights."
-                    )
-                cache.write(space, digests[places], rows)
-                report(len(places) * loader.ranks)
-        except VitkitError as found:
-            error = found
-        skipped |= _join(runtime, digests[:0], loader.skipped, error)[1]
+            with _Writer(cache, space) as writer:
+                for (places, count), found in on_host(compute()):
+                    rows = found.numpy()
+                    if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
+                        raise InputError(
+                            f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or infinity. "
+                            f"Use --precision fp32, or other weights."
+                        )
+                    writer.write(digests[places], rows)
+                    report(count * loader.ranks)
+        except VitkitError as stopped:
+            error = stopped
+        mine = digests[loader.indices] if loader.hashed else digests[:0]
+        joined, bad = _join(runtime, mine, loader.skipped, error)
+        digests, skipped = joined if loader.hashed else digests, skipped | bad
     readable: Array = np.asarray(digests.any(1))
     if skipped:  # a copy of an image that could not be decoded was not tried: report it too
         why = {digests[i].tobytes(): skipped[name] for i in missing if (name := source.names[int(i)]) in skipped}
@@ -205,7 +233,10 @@ def fill(
                 skipped.setdefault(source.names[int(place)], reason)
     if not readable.any():
         raise DataError(f"Expected at least one readable image; got none. The first: {next(iter(skipped.values()))}")
-    computed = int(readable[missing].sum())
+    if loader is not None and loader.hashed:
+        computed = len(np.unique(digests[readable], axis=0))
+    else:
+        computed = int(readable[missing].sum())
     return Filled(
         cache,
         source,
@@ -252,19 +283,45 @@ def embed(model: Backbone, source: Source, cache: FeatureCache, **how: Any) -> E
     return fill(model, source, cache, **how).read()
 
 
-def digest(raw: Raw) -> Array:
-    """Return the SHA-256 of an image, [32] uint8: of its file's bytes, or of its pixels and their shape.
+class _Writer:
+    """Write features to the cache in a thread, so that the next ones are computed meanwhile.
 
     Args:
-        raw: what `Source.raw` returns.
+        cache: used by this thread alone until the context ends.
+        space: where the features belong.
     """
-    if isinstance(raw, bytes):
-        h = hashlib.sha256(raw)
-    elif isinstance(raw, Image.Image):
-        h = hashlib.sha256(f"{raw.mode} {raw.size} ".encode() + raw.tobytes())
-    else:
-        h = hashlib.sha256(f"{raw.dtype} {raw.shape} ".encode() + raw.tobytes())
-    return np.frombuffer(h.digest(), np.uint8)
+
+    def __init__(self, cache: FeatureCache, space: Space) -> None:
+        self.cache, self.space = cache, space
+        self.thread, self.waiting = ThreadPoolExecutor(1), deque[Future[None]]()
+
+    def write(self, images: Array, rows: Array) -> None:
+        """Write some features soon; if an earlier batch could not be written, raise its error."""
+        self.waiting.append(self.thread.submit(self.cache.write, self.space, images, rows))
+        while len(self.waiting) > UNWRITTEN:
+            self.waiting.popleft().result()
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.thread.shutdown()
+        while kind is None and self.waiting:
+            self.waiting.popleft().result()
+
+
+def _call(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _new(digests: Array, seen: set[bytes]) -> Array:
+    """Return the rows whose content is not among `seen`, and add it there."""
+    found: list[int] = []
+    for row, image in enumerate(digests):
+        if (key := image.tobytes()) not in seen:
+            seen.add(key)
+            found.append(row)
+    return np.array(found, np.int64)
 
 
 class _Hashed(Source):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -190,10 +191,10 @@ def evaluate(
         names = model.input_spec.class_names or source.class_names
     else:
         to_output = match_classes(source.class_names, names)
-    by = way(model, runtime.precision, len(source)) if runtime else Way("fp32")
+    by = way(model, runtime.precision, len(source), batch_size=batch_size) if runtime else Way("fp32")
     start = time.perf_counter()
     found = logits_of(
-        Running(by.build(), model.input_spec) if by.build else model,
+        Running(by.build, model.input_spec) if by.build else model,
         source,
         batch_size=batch_size,
         workers=workers,
@@ -233,16 +234,16 @@ class Running:
     """A model as one of the ways to run it.
 
     Args:
-        run: pixels -> logits.
+        build: returns the function from pixels to logits; called for the first batch, while the next are decoded.
         input_spec: the model's.
     """
 
-    def __init__(self, run: Callable[[Tensor], Tensor], input_spec: InputSpec) -> None:
-        self.run, self.input_spec = run, input_spec
+    def __init__(self, build: Callable[[], Callable[[Tensor], Tensor]], input_spec: InputSpec) -> None:
+        self.build, self.input_spec = functools.cache(build), input_spec
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return logits [B, K]."""
-        return self.run(x)
+        return self.build()(x)
 
 
 class ByEngine:

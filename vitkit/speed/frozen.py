@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
+import torch
 from torch import Tensor
 
 from vitkit.model.parts.fit import unfit
@@ -29,7 +29,7 @@ class Way:
     build: Callable[[], Callable[[Tensor], Tensor]] | None = None
 
 
-def way(model: object, precision: str, images: int, features: str | None = None) -> Way:
+def way(model: object, precision: str, images: int, features: str | None = None, batch_size: int = 0) -> Way:
     """Return how a model runs: by the fused engine if it is a ViT on CUDA in bf16 that the engine computes.
 
     Args:
@@ -37,6 +37,8 @@ def way(model: object, precision: str, images: int, features: str | None = None)
         precision: fp32, bf16 or fp16.
         images: how many there are; for a few, the engine is not worth its start.
         features: the feature that is wanted, as `vitkit.features.choose` names it (default: logits).
+        batch_size: images per batch. The engine chooses its kernels by the size of a batch, so a smaller last one is
+            filled up rather than chosen for (default: never).
     """
     if (
         images <= FEW
@@ -49,4 +51,18 @@ def way(model: object, precision: str, images: int, features: str | None = None)
 
     if unfit(model.config, TAKES) or features not in (None, model.config.pool):
         return Way(precision)
-    return Way(FUSED, partial(Fused, model, share=True, head=features is None))
+
+    def build() -> Callable[[Tensor], Tensor]:
+        return filled_up(Fused(model, share=True, head=features is None), batch_size)
+
+    return Way(FUSED, build)
+
+
+def filled_up(run: Callable[[Tensor], Tensor], size: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that gives smaller batches this size and leaves the answers for what it added out."""
+
+    def call(x: Tensor) -> Tensor:
+        more = x.new_zeros((max(0, size - len(x)), *x.shape[1:]))
+        return run(torch.cat([x, more]) if len(more) else x)[: len(x)]
+
+    return call
