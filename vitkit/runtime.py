@@ -245,7 +245,7 @@ def on_host(results: Iterable[tuple[T, Tensor]]) -> Iterator[tuple[T, Tensor]]:
             continue
         there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         there.copy_(found, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(blocking=True)  # waiting leaves the core to others
         copied.record()
         waiting.append((about, there, copied))
         if len(waiting) > AHEAD:

@@ -9,6 +9,7 @@ import torch
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, sample_rngs
 from vitkit.data.base import Pixels
+from vitkit.data.decode import digest
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
@@ -175,6 +176,20 @@ def test_evaluation_is_preprocess(photos):
             for x, index, label in zip(batch.pixels, batch.index.tolist(), batch.labels, strict=True):
                 assert torch.equal(x, preprocess(decode(photos.raw(index)), SPEC))
                 assert label == photos.labels[index]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_evaluation_is_the_same_with_and_without_shared_memory(damaged, shared, monkeypatch):
+    """Where processes are not forked, pixels are sent."""
+    expected = list(EvalLoader(damaged, SPEC, batch_size=7, workers=0, bad_images="skip", hashed=True))
+    if not shared:
+        monkeypatch.setattr("vitkit.data.slots.available", lambda: False)
+    found = list(EvalLoader(damaged, SPEC, batch_size=7, workers=2, bad_images="skip", hashed=True))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.pixels, other.pixels)
+        assert torch.equal(one.index, other.index)
+        assert np.array_equal(one.digests, other.digests)
+        assert np.array_equal(one.digests, [digest(damaged.raw(int(i))) for i in one.index])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,11 +7,16 @@ import sys
 
 SCRIPT = """
 import itertools, os
+from vitkit.data import slots
 from vitkit.data.workers import parallel_map
 
 def work(task):
     return b"x" * 1_000_000         # more than a pipe holds: a worker cannot end before somebody has read it
 
+def fill(task, slot):
+    return task
+
+waiting = slots.Slots(fill, 9, 2, slots=1, size=1, pin=False) if slots.available() else None  # for a slot, for ever
 for n, _ in enumerate(parallel_map(work, itertools.count(), 2, ahead=4)):
     if n == 3:
         os.kill(os.getpid(), 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sqlite3
@@ -16,7 +17,8 @@ from PIL import Image
 
 from tests.features.samples import photos, tiny
 from vitkit.data import open_source
-from vitkit.data.base import Pixels
+from vitkit.data.base import Pixels, Subset
+from vitkit.data.decode import digest
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage, DataError, InputError, OutputError
 from vitkit.evaluation.predict import Images
@@ -187,8 +189,41 @@ def test_a_damaged_file_is_moved_aside(folder, tmp_path, how) -> None:
     assert list(cache.path.parent.glob("*.damaged-*"))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_an_empty_cache_each_file_is_read_once(folder, cache, monkeypatch, workers) -> None:
+    source, log = open_source(folder, "all"), folder.parent / "log"
+    read = source.raw
+
+    def raw(i: int) -> bytes:
+        with open(log, "a") as file:  # workers are other processes
+            file.write(f"{i}\n")
+        return read(i)
+
+    monkeypatch.setattr(source, "raw", raw)
+    filled = fill(tiny(), source, cache, workers=workers, batch_size=5)
+    assert sorted(map(int, log.read_text().split())) == list(range(12))
+    assert np.array_equal(filled.digests, [digest(read(i)) for i in range(12)])
+    assert np.allclose(filled.read().features, direct(tiny(), source), atol=1e-5)
+
+
+def test_a_batch_of_copies_is_not_computed(cache) -> None:
+    images = np.zeros((5, 9, 9, 3), np.uint8)
+    images[4] += 9
+    seen: list[int] = []
+    filled = fill(tiny(), Pixels(images, [0] * 5, "a"), cache, batch_size=2, progress=seen.append)
+    assert (filled.computed, filled.reused, sum(seen)) == (2, 3, 5)
+
+
+def test_an_error_of_the_disk_is_raised_and_the_workers_end(folder, cache, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "write", lambda *_: (_ for _ in ()).throw(OutputError("The disk is full.")))
+    with pytest.raises(OutputError, match="The disk is full"):
+        fill(tiny(), open_source(folder, "all"), cache, workers=2, batch_size=2)
+    assert not multiprocessing.active_children()
+
+
 def test_a_file_that_changes_meanwhile_is_not_embedded(folder, cache, monkeypatch) -> None:
     source, count = open_source(folder, "all"), {}
+    fill(tiny(), Subset(source, [0]), cache, workers=0)  # so that the others are hashed first
     read = source.raw
 
     def raw(i: int) -> bytes:
@@ -356,7 +391,8 @@ for name in ("typer", "rich", "matplotlib", "sklearn", "scipy", "accelerate", "h
 import numpy as np
 from tests.features.samples import tiny
 from vitkit import predict
-from vitkit.data.base import Pixels
+from vitkit.data.base import Pixels, Subset
+from vitkit.data.decode import digest
 from vitkit.evaluation import logits_of, measure
 from vitkit.features import FeatureCache, fill, fit
 source = Pixels(np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3)), [0, 1] * 4, "ab")

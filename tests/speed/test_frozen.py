@@ -9,7 +9,7 @@ import torch
 
 import vitkit
 from vitkit.model.vit import ViT
-from vitkit.speed.frozen import FEW, FUSED, way
+from vitkit.speed.frozen import FEW, FUSED, filled_up, way
 from vitkit.speed.fused import Fused
 
 SMALL = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -61,3 +61,17 @@ def test_on_cuda_features_agree_with_fp32() -> None:
     with torch.inference_mode():
         expected, found = model.features(x), build()(x)
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_a_smaller_batch_is_filled_up() -> None:
+    sizes: list[int] = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return x * 2
+
+    call = filled_up(run, 4)
+    for count in (4, 3, 6):
+        x = torch.arange(float(count))
+        assert torch.equal(call(x), x * 2)
+    assert sizes == [4, 4, 6]

@@ -39,7 +39,8 @@ class Files(Source):
 
     def raw(self, i: int) -> bytes:
         """Return the bytes of file `i`."""
-        return read_file(os.path.join(self.root, self.names[i]), self.names[i])
+        name = self.names[i]
+        return read_file(os.path.join(self.root, name), name)
 
     def place(self, i: int) -> Path:
         """Return the file of image `i`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -324,8 +324,8 @@ class EvalLoader(_Loader):
     def __len__(self) -> int:
         return math.ceil(len(self.indices) / self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Start the workers at once, and return the batches."""
+    def __iter__(self) -> Generator[Batch, None, None]:
+        """Start the workers at once, and return the batches; closing the generator ends the workers."""
         batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
         few = PIECE if self.workers else self.batch_size
         cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
@@ -342,7 +342,7 @@ class EvalLoader(_Loader):
         count = min(len(work.pieces), max(wanted, self.workers) + (2 if cuda else 1) * of_batch)
         return Slots(work, len(work.pieces), self.workers, slots=count, size=work.size, pin=cuda)
 
-    def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Iterator[Batch]:
+    def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Batch, None, None]:
         copied: deque[tuple[int, torch.cuda.Event]] = deque()  # slots whose copies to a GPU are under way
         with pool:
             for cuts_of in cuts:
@@ -367,7 +367,9 @@ class EvalLoader(_Loader):
             return parallel_map(Sent(work), range(len(work.pieces)), self.workers, pin=pin)
         return ((work(k, (slot := _empty(work.size, pin)).numpy()), slot) for k in range(len(work.pieces)))
 
-    def _from_pieces(self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]) -> Iterator[Batch]:
+    def _from_pieces(
+        self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]
+    ) -> Generator[Batch, None, None]:
         for cuts_of in cuts:
             if (batch := self._batch(cuts_of, [next(done) for _ in cuts_of])) is not None:
                 yield batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,20 +52,22 @@ def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None
         InputError: some logits are not finite; the message names the first such image.
     """
 
-    def computed() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in loader:
-            with evaluating(model):
-                logits = _logits(model, batch.pixels, runtime)
-            yield batch.index, logits
+    with closing(iter(loader)) as batches:  # ends the workers, whatever happens
 
-    for places, found in on_host(computed()):
-        logits, index = found.numpy(), places.numpy()
-        if len(broken := np.flatnonzero(~np.isfinite(logits).all(1))):
-            raise InputError(
-                f"Expected finite logits; {loader.source.names[int(index[broken[0]])]} gave NaN or infinity. "
-                f"Use --precision fp32, or other weights."
-            )
-        yield logits, index
+        def computed() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in batches:
+                with evaluating(model):
+                    logits = _logits(model, batch.pixels, runtime)
+                yield batch.index, logits
+
+        for places, found in on_host(computed()):
+            logits, index = found.numpy(), places.numpy()
+            if len(broken := np.flatnonzero(~np.isfinite(logits).all(1))):
+                raise InputError(
+                    f"Expected finite logits; {loader.source.names[int(index[broken[0]])]} gave NaN or infinity. "
+                    f"Use --precision fp32, or other weights."
+                )
+            yield logits, index
 
 
 def _logits(model: Classifier, x: Tensor, runtime: Runtime | None) -> Tensor:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -209,7 +209,7 @@ def fill(
 
         error: VitkitError | None = None
         try:
-            with _Writer(cache, space) as writer:
+            with closing(batches), _Writer(cache, space) as writer:
                 for (places, count), found in on_host(compute()):
                     rows = found.numpy()
                     if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):

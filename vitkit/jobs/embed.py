@@ -13,10 +13,12 @@ from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
+from vitkit.features.choice import choose
 from vitkit.features.embed import Filled, fill
 from vitkit.features.export import check, export
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
+from vitkit.speed.frozen import way
 from vitkit.types import Tick
 
 
@@ -85,6 +87,8 @@ def embed(
     path = Path(out).expanduser() if out is not None else None
     if path is not None:
         check(path)
+    images, name = sum(map(len, sources.values())), choose(features, model.config).name
+    by = way(model, runtime.precision if runtime else "fp32", images, name, batch_size)  # the same for all parts
     parts = {
         name: fill(
             model,
@@ -96,6 +100,7 @@ def embed(
             runtime=runtime,
             progress=progress,
             bad_images=bad_images,
+            by=by,
         )
         for name, source in sources.items()
     }

@@ -210,7 +210,7 @@ def probe(
                 f"image may have none of them."
             )
     images = len(parts.train) + len(parts.held)
-    by = way(model, runtime.precision if runtime else "fp32", images, choice.name)  # the same for both
+    by = way(model, runtime.precision if runtime else "fp32", images, choice.name, batch_size)  # the same for both
     train, held = (
         fill(
             model,

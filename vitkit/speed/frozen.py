@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ def way(model: object, precision: str, images: int, features: str | None = None,
     if unfit(model.config, TAKES) or features not in (None, model.config.pool):
         return Way(precision)
 
+    @functools.cache  # several data sets share one engine
     def build() -> Callable[[Tensor], Tensor]:
         return filled_up(Fused(model, share=True, head=features is None), batch_size)
 
