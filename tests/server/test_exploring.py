@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -110,3 +111,10 @@ def test_the_model_needs_the_token() -> None:
 def test_a_model_that_the_page_cannot_show_is_refused_before_the_server_starts() -> None:
     with pytest.raises(CannotExpress, match="num_register_tokens=2"):
         explorable(tiny(num_register_tokens=2))
+
+
+def test_the_api_describes_the_model_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "secret place").mkdir()
+    client = TestClient(create_app(Service(tiny(), source=str(tmp_path / "secret place"))))
+    assert client.get("/openapi.json").json()["info"]["description"].endswith("from secret place.")
+    assert str(tmp_path) not in client.get("/openapi.json").text

@@ -225,7 +225,7 @@ def tiles(
     figure = Figure(
         figsize=(
             columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
-            rows * side * down / W + (0.55 if title else 0.1) + (0.2 if top else 0),
+            rows * side * down / W + (0.15 + 0.2 * len(title.splitlines())) + (0.2 if top else 0),
         ),
         layout="constrained",
     )
@@ -259,6 +259,12 @@ def _coloured(picture: Array, scale: str, low: float | None, high: float | None,
     return shrunk(picture, most)
 
 
+def _from_zero(axis: Axes) -> None:
+    """Let the vertical axis start at zero, with room for a point there: it stays clear of the frame."""
+    most = axis.get_ylim()[1]
+    axis.set_ylim(-0.03 * most, 1.02 * most)
+
+
 def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
     """Draw columns of points: values[i, j] at x = i + 1, one colour per j; NaN is left out.
 
@@ -281,7 +287,7 @@ def points(values: Array, *, title: str, x: str, y: str, name: str) -> Figure:
             label=f"{name} {j + 1}",
         )
     axis.set(title=title, xlabel=x, ylabel=y)
-    axis.set_ylim(bottom=0)
+    _from_zero(axis)
     axis.set_xticks(range(1, 1 + len(values), -(-len(values) // 12)))
     axis.grid(alpha=0.25)
     if values.shape[1] <= 16:
@@ -316,8 +322,7 @@ def lines(
         axis.plot(xs, ys, marker=marks, ms=3.5, lw=1.6, color=SERIES[i % len(SERIES)], label=name)
     axis.set(title=title, xlabel=x, ylabel=y)
     if from_zero:
-        most = axis.get_ylim()[1]
-        axis.set_ylim(-0.03 * most, 1.02 * most)  # a point at zero stays clear of the frame
+        _from_zero(axis)
     if log_x:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda value, place: f"{value:g}")  # the usual one writes formulas

@@ -330,6 +330,7 @@ def _draw_norms(arrays: Arrays) -> Figure:
         across,
         side=0.9,
         names=[f"{n}: {tile.max():.1f}x" for norms in rows.values() for n, tile in enumerate(norms)],
+        scale="YlOrRd",  # pale where nothing stands out
         limits=(0, 2 * STANDS_OUT),
         bar="norm / median",
         left=[f"{name} registers" for name in rows] if len(rows) > 1 else (),

@@ -124,7 +124,7 @@ def crop_box(image: Image.Image, spec: InputSpec) -> tuple[int, int, int, int]:
 def over(
     image: Image.Image, heat: Array, spec: InputSpec, patch_size: int, patch: Grid | None = None
 ) -> NDArray[np.uint8]:
-    """Lay a map over the whole image at full resolution, darkening what preprocessing crops away.
+    """Lay a map over the whole image at full resolution, fading what preprocessing crops away to nearly white.
 
     Args:
         image: the decoded image.
@@ -140,7 +140,7 @@ def over(
     part = draw.overlay(whole[top:bottom, left:right], padded[: spec.size[0], : spec.size[1]])
     if patch is not None:
         part = draw.framed(part, patch, (spec.size[0] / patch_size, spec.size[1] / patch_size))
-    result = (whole.mean(-1, keepdims=True) * 0.25).repeat(3, -1).astype(np.uint8)
+    result = (255 - (255 - whole.mean(-1, keepdims=True)) * 0.25).repeat(3, -1).astype(np.uint8)
     result[top:bottom, left:right] = part
     return result
 
@@ -290,7 +290,7 @@ def _one(
             [np.asarray(image.convert("RGB")), *pictures.values()],
             1 + len(pictures),
             side=2.6,
-            names=["image", *(f"{key}: {target}" if chosen[key].head else key for key in pictures)],
+            names=["photo", *(_said(key, target if chosen[key].head else None) for key in pictures)],
             title=title,
         ),
         folder / "overview.png",
@@ -301,6 +301,12 @@ def _one(
         scores = faithfulness(model, x, evidence, options.target)
         _write_scores(folder, scores)
     return Explained(image=name, folder=folder, predictions=predictions, target=target, scores=scores)
+
+
+def _said(key: str, target: str | None) -> str:
+    """What a map is called above its picture."""
+    words = {"similarity": "similar to the framed patch"}.get(key, key.replace("-", " "))
+    return f"{words}: {target}" if target is not None else words
 
 
 def _columns(path: Path, maps: dict[str, Array]) -> None:

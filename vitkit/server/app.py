@@ -23,7 +23,7 @@ from vitkit.evaluation.predict import Prediction as Predicted
 from vitkit.server import explaining, pages
 from vitkit.server.exploring import ExplorablePage
 from vitkit.server.middleware import Middleware, error_response, sentence_of
-from vitkit.server.service import Service
+from vitkit.server.service import Service, name_of
 from vitkit.server.teach import Lessons, teach_router
 from vitkit.server.uploads import BODY, Upload, read_uploads
 
@@ -199,6 +199,7 @@ def create_app(service: Service, lessons: Lessons | None = None) -> Middleware:
             await lessons.close()
         await asyncio.to_thread(service.close)
 
+    name = name_of(service.source) if service.source else "a Vision Transformer"
     app = FastAPI(
         title="vitkit",
         version=vitkit.__version__,
@@ -206,7 +207,7 @@ def create_app(service: Service, lessons: Lessons | None = None) -> Middleware:
         redoc_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
-        description=f"Predictions, features and explanations from {service.source or 'a Vision Transformer'}.",
+        description=f"Predictions, features and explanations from {name}.",
     )
     _answer_errors(app, service)
     _api(app, service, teaches=lessons is not None)

@@ -433,7 +433,7 @@ class Explorer {
       return `It looks most at ${place(most)}: ${percent(patches[most])}.${self}${between}`;
     }
     if (state.view === "stream" && result && spot !== null) return `${place(spot).replace(/^t/, "T")}: length ${result.norm(layer + 1, result.prefix + spot).toFixed(1)} after layer ${layer + 1}.`;
-    return spot === null ? "Point at a patch, or move with the arrow keys." : `Patch ${spot + 1}: ${place(spot).slice(4)}.`;
+    return spot === null ? matchMedia("(hover: none)").matches ? "Tap a patch to look closer." : "Point at a patch, or move with the arrow keys." : `Patch ${spot + 1}: ${place(spot).slice(4)}.`;
   }
 
   status(text, share = 1) {
@@ -449,8 +449,14 @@ class Explorer {
   }
 }
 
+// The server exports the model when somebody opens this page for the first time.
+function prepare(words) {
+  $("status").textContent = words;
+  $("verdict").textContent = "The server is preparing this page. This takes up to a minute, and happens only once.";
+}
+
 try {
-  const card = JSON.parse(new TextDecoder().decode(await download("model/card.json", undefined, (words) => { $("status").textContent = words; })));
+  const card = JSON.parse(new TextDecoder().decode(await download("model/card.json", undefined, prepare)));
   const explorer = new Explorer(card);
   window.vitkit = explorer;                    // for the console: vitkit.result.attention(layer, head, token)
   document.documentElement.dataset.ready = "";

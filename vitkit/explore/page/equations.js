@@ -19,7 +19,10 @@ export const number = (v) => {
   const text = size >= 100 ? v.toFixed(0) : size >= 10 ? v.toFixed(1) : size >= 0.01 || v === 0 ? v.toFixed(2) : v.toExponential(0);
   return text.replace("-", "−");
 };
-export const percent = (v) => `${(100 * v).toFixed(v < 0.0995 ? 1 : 0)}%`;
+export const percent = (v) => {
+  if (v > 0 && v < 0.0005) return "< 0.1%";
+  return v >= 0.9995 && v < 1 ? "> 99.9%" : `${(100 * v).toFixed(v < 0.0995 || (v >= 0.9905 && v < 1) ? 1 : 0)}%`;
+};
 export const vector = (values, few = 3) => `[${Array.from(values.slice(0, few), number).join(", ")}, … ]`;
 
 // [equation's number, formula, [[left side, right side], ...]]

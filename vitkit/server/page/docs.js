@@ -17,6 +17,18 @@ function table(head, rows) {
     element("table", {}, element("thead", {}, line("th", head)), element("tbody", {}, ...rows.map((row) => line("td", row)))));
 }
 
+// Text whose `words` are code.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", { textContent: part }) : part));
+
+// JSON in which what fits on a line has one.
+function compact(value, pad = "") {
+  const flat = JSON.stringify(value, null, 1).replace(/\n\s*/g, " ");
+  if (flat.length + pad.length <= 96 || typeof value !== "object") return flat;
+  const list = Array.isArray(value), inner = `${pad}  `;
+  const parts = list ? value.map((one) => compact(one, inner)) : Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${compact(one, inner)}`);
+  return `${list ? "[" : "{"}\n${parts.map((part) => inner + part).join(",\n")}\n${pad}${list ? "]" : "}"}`;
+}
+
 function code(text, label) {
   const block = element("pre", { tabIndex: 0 }, element("code", { textContent: text }));
   block.setAttribute("aria-label", label);
@@ -80,7 +92,7 @@ function trial(path, route) {
       if (blob.type.startsWith("image/")) said.replaceChildren(element("img", { src: URL.createObjectURL(blob), alt: `The answer of ${path}` }));
       else {
         const text = blob.type.startsWith("application/x-") ? `${blob.size} bytes of ${blob.type}` : await blob.text();
-        said.replaceChildren(code(blob.type.startsWith("application/json") ? JSON.stringify(JSON.parse(text), null, 1).slice(0, 20_000) : text, "The answer"));
+        said.replaceChildren(code(blob.type.startsWith("application/json") ? compact(JSON.parse(text)).slice(0, 20_000) : text, "The answer"));
       }
     } catch (error) {
       said.replaceChildren(code(error.message || error.headline || "That did not work.", "The error"));
@@ -92,14 +104,15 @@ function trial(path, route) {
 function show(path, verb, route) {
   const article = element("article", {},
     element("h2", {}, element("span", { className: "verb", textContent: verb.toUpperCase() }), element("code", { textContent: path })),
-    ...(route.description ?? "").split("\n\n").map((text) => element("p", { textContent: text })));
+    ...(route.description ?? "").split("\n\n").map((text) => element("p", {}, ...prose(text))));
+  article.id = path.slice(1);
   if (route.parameters?.length) {
     article.append(table(["parameter", "values", "default", ""], route.parameters.map((p) =>
       [p.name, values(p.schema), p.required ? "required" : String(p.schema.default ?? "–"), p.description ?? ""])));
   }
   article.append(...examples(path, route));
   const example = route.responses[200]?.content?.["application/json"]?.example;
-  if (example) article.append(element("h3", { textContent: "Answer" }), code(JSON.stringify(example, null, 1), "Example of an answer"));
+  if (example) article.append(element("h3", { textContent: "Answer" }), code(compact(example), "Example of an answer"));
   article.append(trial(path, route), element("details", {}, element("summary", { textContent: "Statuses" }),
     table(["status", "meaning"], Object.entries(route.responses).map(([status, about]) => [status, about.description]))));
   return article;
@@ -110,6 +123,8 @@ try {
   whole = await (await call("openapi.json")).json();
   $("about").textContent = `${whole.info.description} Send images as multipart/form-data in the field "files", which you can `
     + "repeat, as JSON in base64, or one image as the whole body. An error is a JSON object with one sentence, \"error\", and its \"kind\".";
+  $("list").replaceChildren(...Object.keys(whole.paths).map((path) =>
+    element("li", {}, element("a", { href: `#${path.slice(1)}`, textContent: path }))));
   $("routes").replaceChildren(...Object.entries(whole.paths).flatMap(([path, verbs]) =>
     Object.entries(verbs).map(([verb, route]) => show(path, verb, route))));
 } catch (error) {
