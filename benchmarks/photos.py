@@ -33,7 +33,8 @@ SEEDS = 10
 class Features:
     """The features of the data sets, computed when they are asked for."""
 
-    def __init__(self, data: Path, cache: Path) -> None:
+    def __init__(self, data: Path, cache: Path, cifar10: Path | None = None) -> None:
+        self.cifar10 = cifar10
         self.data, self.cache = data, FeatureCache(cache)
         self.model = vitkit.load(data / WEIGHTS, num_attention_heads=3)
 
@@ -45,7 +46,10 @@ class Features:
         return self.of(open_source(self.data / "pizza_steak_sushi", split))
 
     def fashion(self, split: str, per_class: int) -> tuple[Array, Array, tuple[str, ...]]:
-        source = open_source(self.data / "fashion_mnist", split)
+        return self.some(str(self.data / "fashion_mnist"), split, per_class)
+
+    def some(self, spec: str, split: str, per_class: int) -> tuple[Array, Array, tuple[str, ...]]:
+        source = open_source(spec, split)
         rows = np.sort(np.concatenate([np.flatnonzero(source.labels == k)[:per_class] for k in range(10)]))
         return *self.of(Subset(source, rows)), source.class_names
 
@@ -129,6 +133,9 @@ def measure_suggest(features: Features) -> None:
             *features.fashion("train", 200)[:2], *features.fashion("test", 100), 3, 50
         ),
     }  # fmt: skip
+    if features.cifar10:  # nothing about `suggest` was chosen on it
+        spec = f"cifar10:{features.cifar10}"
+        sets["CIFAR-10"] = (*features.some(spec, "train", 200)[:2], *features.some(spec, "test", 100), 3, 50)
     for what, (X, y, Xt, yt, names, first, count) in sets.items():
         results: dict[str, list[list[float]]] = {"suggested": [], "random": []}
         for seed in range(SEEDS):
@@ -205,8 +212,9 @@ def main() -> None:
     parser.add_argument("what", choices=MEASURES)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("photos-cache"))
+    parser.add_argument("--cifar10", type=Path, help="folder of CIFAR-10's binary files, for suggest")
     args = parser.parse_args()
-    MEASURES[args.what](Features(args.data, args.cache))
+    MEASURES[args.what](Features(args.data, args.cache, args.cifar10))
 
 
 if __name__ == "__main__":
