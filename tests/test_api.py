@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import doctest
 import io
+import os
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -302,3 +305,42 @@ def test_no_public_function_shares_its_name_with_a_module() -> None:
     """Importing `vitkit.x` would replace the function `vitkit.x` by the module."""
     modules = {path.stem for path in Path(vitkit.__file__).parent.iterdir()}
     assert modules & {name for name in vitkit.__all__ if name != "__version__"} == set()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_saves_the_run_and_then_has_its_usual_effect(name: str, tmp_path: Path) -> None:
+    number = getattr(signal, name, None)
+    if number is None or sys.platform == "win32":
+        pytest.skip("this system has no such signal")
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, frame: heard.append(number))
+
+    def watch(event: dict[str, object]) -> None:
+        if (event["event"], event["step"]) == ("step", 2):
+            os.kill(os.getpid(), number)
+
+    model = models()["vitkit.ViT"]
+    first = model.head.weight.detach().clone()  # type: ignore[union-attr]
+    try:
+        run = vitkit.train("digits", tmp_path / "run", model=model, watch=watch, **TINY)
+    finally:
+        signal.signal(number, before)
+    assert heard == [number]  # once, after the run was saved
+    state = run.folder.latest()
+    assert state is not None
+    assert state.name == "step-000000000003.safetensors"
+    assert not torch.equal(model.head.weight, first)  # type: ignore[arg-type,union-attr]
+
+
+def test_ctrl_c_ends_a_script_after_saving(tmp_path: Path) -> None:
+    def watch(event: dict[str, object]) -> None:
+        if (event["event"], event["step"]) == ("step", 2):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with another
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            vitkit.train("digits", tmp_path / "run", model=models()["vitkit.ViT"], watch=watch, **TINY)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert vitkit.Run(tmp_path / "run").folder.latest() is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -243,6 +244,9 @@ def train(
 
     A model of any interface is trained in place: afterwards the object you hold has the trained weights.
 
+    Ctrl-C, SIGTERM and SIGHUP save the run and then have their usual effect: KeyboardInterrupt, or the end of the
+    process.
+
     Args:
         data: anything that `vitkit.data.open_splits` accepts; None resumes with the run's own.
         out: the run folder.
@@ -316,10 +320,17 @@ def train(
     with shown or nullcontext():
         if shown is not None:
             shown.say(describe_run(ready.info))
-        folder, _ = job.start(ready, hear)
+        folder, outcome = job.start(ready, hear)
     trained = ready.model.cpu()
     if isinstance(model, nn.Module) and isinstance(trained, ViT):
         copy_weights(trained, model)
+    if outcome.interrupted:  # whoever asked this process to stop did not mean this call alone
+        if outcome.stopped and ready.runtime.main:
+            log.warning(
+                "Stopped at step %s of %s; everything is saved in %s. Resume with resume=True.",
+                *(outcome.step, outcome.total, folder.path),
+            )
+        signal.raise_signal(outcome.signal)
     if report:
         try_report(folder.path)
     return Run(folder.path)
