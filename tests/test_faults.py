@@ -166,6 +166,9 @@ FAULTS: dict[str, Fault] = {
         "loss * counted / len(batch)",
         "training/test_processes.py",
     ),
+    "gradients are added up in another order after a restart": fault(
+        "training/gradients.py", "if not self.ordered:", "if False:", "training/test_restarts.py"
+    ),
     "a restarted group uses the names of the one before it": fault(
         "process_group.py",
         'group = f"vitkit/group/{uuid.uuid4().hex}"',

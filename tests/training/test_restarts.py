@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,17 @@ def test_the_user_is_told(tmp_path: Path) -> None:
 
     assert forked(work) == [0]
     assert forked(work) == [0]
+
+
+def test_three_processes_resume_to_the_bit(tmp_path: Path) -> None:
+    """The sum of three numbers depends on their order, which DDP chooses in its first backward pass."""
+
+    def cut(event: dict) -> None:
+        if event["event"] == "step" and event["step"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    recipe = tiny(steps=8, lr=1e-2)
+    assert forked(lambda rank: run(tmp_path / "cut", recipe, watch=cut), ranks=3) == [0, 0, 0]
+    assert forked(lambda rank: run(tmp_path / "cut", recipe, resume=True), ranks=3) == [0, 0, 0]
+    assert forked(lambda rank: run(tmp_path / "whole", recipe), ranks=3) == [0, 0, 0]
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")

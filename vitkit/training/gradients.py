@@ -56,6 +56,7 @@ class Gradients:
         # Processes average their gradients, so a loss divided by this becomes the mean over all images of the batch,
         # however many of them each process has.
         self.mean_share = objective.recipe.batch_size / runtime.ranks
+        self.ordered = runtime.ranks == 1  # whether the order in which processes add up their gradients is final
         self.auto = settings.micro_batch == AUTO
         self.found = 0  # the micro-batch that `auto` had to find; 0 while the whole batch fits
         self.note: Callable[[str], None] = lambda text: None
@@ -86,6 +87,11 @@ class Gradients:
             step: the step, from 0.
             batch: the images of this process.
         """
+        if not self.ordered:
+            # DDP chooses the order in its first backward pass and uses it from the second on. A resumed run must not
+            # round otherwise than an uninterrupted one, so the first pass is for nothing.
+            self._accumulate(step, batch)
+            self.ordered = True
         while True:
             try:
                 return self._accumulate(step, batch)
