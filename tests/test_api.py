@@ -17,12 +17,13 @@ from PIL import Image
 import vitkit
 from vitkit import api, huggingface, interfaces, paper
 from vitkit.checkpoints import reading
+from vitkit.data import order
 from vitkit.errors import ConfigError, InputError, UnknownName
 from vitkit.model import create
 
 EXAMPLES = [
     test
-    for module in (api, interfaces, create, reading)
+    for module in (api, interfaces, create, reading, order)
     for test in doctest.DocTestFinder().find(module)
     if test.examples
 ]

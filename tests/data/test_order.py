@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.base import stratified
-from vitkit.data.order import RANDOM_NUMBERS, Order, rng, sample_rngs, share
+from vitkit.data.order import RANDOM_NUMBERS, BalancedOrder, Order, rng, sample_rngs, share
 from vitkit.errors import ConfigError
 
 
@@ -117,3 +119,47 @@ def test_global_generators_are_left_alone():
 def test_nonsense_is_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+class Pairs(Dataset):
+    """Gives back what it was asked for."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, item):
+        return torch.tensor(item)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (2, 1), (3, 0)])
+def test_a_plain_data_loader_takes_its_batches(ranks, workers):
+    """The parts that the processes get are the global batches, on any number of processes, from any step."""
+    order = Order(100, 16, seed=2)
+    stop = order.steps(2)
+    loaders = [
+        DataLoader(Pairs(), batch_sampler=order.batches(5, stop, rank=rank, ranks=ranks), num_workers=workers)
+        for rank in range(ranks)
+    ]
+    assert [len(loader) for loader in loaders] == [stop - 5] * ranks
+    for _ in range(2):  # a second pass starts at the same step
+        found = [torch.cat(parts).tolist() for parts in zip(*loaders, strict=True)]
+        assert found == [[index for _, index in order.rows(step)] for step in range(5, stop)]
+    rows = next(iter(DataLoader(Pairs(), batch_sampler=order.batches(6, rank=ranks - 1, ranks=ranks, epochs=True))))
+    assert [tuple(row) for row in rows.tolist()] == order.rows(6)[share(16, ranks - 1, ranks)]
+
+
+def test_batches_of_any_order():
+    order = BalancedOrder([0, 0, 0, 0, 0, 1], 4)
+    assert list(order.batches(1, 3)) == [[index for _, index in order.rows(step)] for step in (1, 2)]
+    assert list(order.batches(3, 2)) == []
+    assert len(order.batches(3, 2)) == 0
+    endless = iter(order.batches(1000))
+    assert next(endless) == [index for _, index in order.rows(1000)]
+    with pytest.raises(TypeError, match="never end"):
+        len(order.batches())
+    with pytest.raises(ConfigError, match="at least one sample per process; got a batch of 4 for 5 processes"):
+        order.batches(rank=0, ranks=5)
+    with pytest.raises(ConfigError, match="start must be"):
+        order.batches(-1)
+    with pytest.raises(ConfigError, match="rank must be between 0 and 1"):
+        order.batches(rank=2, ranks=2)

@@ -13,7 +13,7 @@ from vitkit.data.decode import decode
 from vitkit.data.doctor import Report, examine
 from vitkit.data.loader import Batch, EvalLoader, TrainLoader
 from vitkit.data.mix import Mix
-from vitkit.data.order import BalancedOrder, Order, rng, sample_rngs, share
+from vitkit.data.order import BalancedOrder, Batches, Order, rng, sample_rngs, share
 from vitkit.data.preprocess import normalize, pixels, preprocess
 from vitkit.data.sources import SOURCES, open_source, open_splits
 
@@ -22,6 +22,7 @@ __all__ = [
     "Augment",
     "BalancedOrder",
     "Batch",
+    "Batches",
     "CachedSource",
     "EvalLoader",
     "Mix",

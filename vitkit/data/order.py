@@ -4,14 +4,17 @@ rng            the generator for an order, a mix or a split
 sample_rngs    the generators for the augmentation of training samples
 Order          (seed, step) -> the global batch; each epoch follows the last without a gap
 BalancedOrder  the same, with every class equally often
+Batches        a process's batches from step n on, as a batch sampler of torch's DataLoader
 share          one process's part of the rows
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -82,12 +85,21 @@ class Order:
     """The training order: an endless sequence of shuffled epochs, cut into global batches.
 
     No sample is dropped and no batch is short: a batch that reaches the end of an epoch continues into the next one.
+    It holds no state, so any step of any process is one call away; `batches` is for your own DataLoader.
 
     Args:
         count: number of samples in the data set.
         batch_size: samples in a global batch, over all processes; may exceed `count`.
         seed: the run's seed (default: 0).
         shuffle: False keeps the source's order in every epoch (default: True).
+
+    Example:
+        >>> from vitkit.data import Order
+        >>> order = Order(10, batch_size=6)
+        >>> order.rows(1)  # (epoch, index): the second batch reaches into the second epoch
+        [(0, 5), (0, 4), (0, 7), (0, 1), (1, 4), (1, 0)]
+        >>> list(order.batches(start=1, stop=2, rank=0, ranks=2)), list(order.batches(start=1, stop=2, rank=1, ranks=2))
+        ([[5, 4, 7]], [[1, 4, 0]])
     """
 
     def __init__(self, count: int, batch_size: int, *, seed: int = 0, shuffle: bool = True) -> None:
@@ -131,6 +143,57 @@ class Order:
     def steps(self, epochs: float) -> int:
         """Return the number of steps in `epochs` epochs; the last step may reach into the next epoch."""
         return math.ceil(round(epochs * self.count) / self.batch_size)
+
+    def batches(
+        self, start: int = 0, stop: int | None = None, *, rank: int = 0, ranks: int = 1, epochs: bool = False
+    ) -> Batches:
+        """Return one process's part of each global batch, for `DataLoader(dataset, batch_sampler=...)`.
+
+        The parts of all processes are the global batch, in rank order, whatever their number; their sizes differ by at
+        most one. A resumed run passes the steps that it has done as `start`.
+
+        Args:
+            start: first step (default: 0); a later one takes no longer to reach.
+            stop: the step to stop before, such as `steps(90)` (default: never stop).
+            rank: this process, counted from 0 (default: 0).
+            ranks: number of processes (default: 1).
+            epochs: whether to yield (epoch, index) instead of the index, for augmentation that is a function of both;
+                see `sample_rngs` (default: False).
+        """
+        return Batches(self, start, stop, rank, ranks, epochs)
+
+
+class Batches:
+    """One process's batches, made by `Order.batches`: iterating starts at `start` every time.
+
+    Args:
+        order: the order.
+        start: first step.
+        stop: the step to stop before; None never stops.
+        rank: this process, counted from 0.
+        ranks: number of processes.
+        epochs: whether to yield (epoch, index) instead of the index.
+    """
+
+    def __init__(self, order: Order, start: int, stop: int | None, rank: int, ranks: int, epochs: bool) -> None:
+        within("start", start, 0)
+        if order.batch_size < ranks:
+            raise ConfigError(
+                f"Expected at least one sample per process; got a batch of {order.batch_size} for {ranks} processes. "
+                f"Use a larger batch size or fewer processes."
+            )
+        self.order, self.start, self.stop, self.epochs = order, start, stop, epochs
+        self.own = share(order.batch_size, rank, ranks)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for step in itertools.count(self.start) if self.stop is None else range(self.start, self.stop):
+            rows = self.order.rows(step)[self.own]
+            yield rows if self.epochs else [index for _, index in rows]
+
+    def __len__(self) -> int:
+        if self.stop is None:
+            raise TypeError("These batches never end; pass `stop` to `batches` to give them a length.")
+        return max(self.stop - self.start, 0)
 
 
 class BalancedOrder(Order):
