@@ -13,6 +13,7 @@
     │   └── HubError             a file that could not be downloaded from the hub
     ├── DataError                a data set that cannot be used as requested
     │   └── BadImage             an image that cannot be decoded; the message names it
+    │       └── Unreachable      an image that its storage did not deliver; it may be fine
     ├── Diverged                 training whose loss or gradient became NaN or infinite
     ├── OutputError              a path that cannot be written to
     │   └── SaveFailed           a run that could no longer be saved                      (CLI: exit code 3)
@@ -103,6 +104,10 @@ class BadImage(DataError):
     def __init__(self, sentence: str, cure: str = "") -> None:
         super().__init__(f"{sentence} {cure}".strip())
         self.sentence = sentence
+
+
+class Unreachable(BadImage):
+    """An image that its storage did not deliver; it may be fine, so trying again may help."""
 
 
 class Diverged(VitkitError):

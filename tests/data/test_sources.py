@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import s3
 from tests.data.images import class_folder, encoded, picture
 from vitkit.data import SOURCES, open_source, open_splits
 from vitkit.data.base import Pixels, Subset, stratified
@@ -24,6 +25,16 @@ from vitkit.data.files import read_file
 from vitkit.data.idx import read_idx
 from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, ConfigError, DataError, UnknownName, pick
+
+
+@pytest.fixture
+def bucket(request):
+    """An address to write to; only the rows that need one start a server."""
+    if request.getfixturevalue("kind") != "s3":
+        yield ""
+        return
+    with s3.store() as address:
+        yield address
 
 
 @pytest.fixture
@@ -116,10 +127,12 @@ MADE = {
 }
 
 
-def make(kind, tmp_path):
+def make(kind, tmp_path, bucket):
     """The spec of a small data set of one kind; every row of SOURCES has one."""
     if kind in ("digits", "digit-pairs"):
         return kind
+    if kind == "s3":
+        return s3.upload(write_folder(tmp_path / "made"), f"{bucket}/{tmp_path.name}")
     if kind == "food":
         for split, counts in {"train": (78, 75, 72), "test": (25, 19, 31)}.items():
             class_folder(tmp_path / "food" / split, dict(zip(("pizza", "steak", "sushi"), counts, strict=True)), (9, 8))
@@ -128,8 +141,8 @@ def make(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_source_is_the_same_twice_and_after_pickling(kind, tmp_path):
-    spec = make(kind, tmp_path)
+def test_every_source_is_the_same_twice_and_after_pickling(kind, tmp_path, bucket):
+    spec = make(kind, tmp_path, bucket)
     a, b = open_source(spec), open_source(spec)
     assert a.fingerprint() == b.fingerprint()
     assert list(a.names) == list(b.names)
@@ -146,8 +159,8 @@ def test_every_source_is_the_same_twice_and_after_pickling(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_source_has_a_held_out_part_that_training_does_not_see(kind, tmp_path):
-    spec = make(kind, tmp_path)
+def test_every_source_has_a_held_out_part_that_training_does_not_see(kind, tmp_path, bucket):
+    spec = make(kind, tmp_path, bucket)
     train, val = open_source(spec), open_source(spec, "val")
     assert len(train)
     assert len(val)

@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BadImages, BatchSize, Cache, Device, Features, From, Precision, Workers, loads_weights
+from vitkit.cli.options import (
+    BadImages,
+    BatchSize,
+    Cache,
+    Device,
+    Features,
+    From,
+    On,
+    Precision,
+    Workers,
+    loads_weights,
+)
 
 
 @loads_weights
@@ -20,7 +31,7 @@ def embed(
     split: Annotated[str | None, typer.Option("--split", help="Part of the data (default: all parts).")] = None,
     cache: Cache = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", help="Also write the features to this .npz or .parquet file (default: none)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -29,18 +40,27 @@ def embed(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    on: On = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Compute the features of a data set and cache them; cached features are not computed again."""
+    from vitkit.cli import on_ray
     from vitkit.cli import options as common
     from vitkit.features.choice import choose
     from vitkit.features.export import check
     from vitkit.jobs import embed as job
     from vitkit.runtime import Runtime
 
+    if on is not None:
+        folder = on_ray.check(on, out, cache=cache)
+        about = {"weights": weights, "data": data}
+        how = {"features": features, "batch_size": batch_size, "workers": workers, "device": device}
+        parts = job.parts_of(data, split)
+        on_ray.run("embed", on_ray.load(weights, overrides), parts, folder, as_json, about, precision=precision, **how)
+        return
     if out is not None:
-        check(out)
+        check(Path(out))
     sources = job.parts_of(data, split)
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)
@@ -61,7 +81,7 @@ def embed(
         )
     skipped = [pair for filled in found.parts.values() for pair in filled.skipped]
     if runtime.main:
-        parts: dict[str, dict[str, Any]] = {
+        done: dict[str, dict[str, Any]] = {
             name: {
                 "images": int(filled.readable.sum()),
                 "computed": filled.computed,
@@ -81,14 +101,14 @@ def embed(
                         "width": choice.width,
                         "cache": str(kept.path),
                         "out": str(out) if out else None,
-                        "parts": parts,
+                        "parts": done,
                         "skipped": [{"image": name, "why": why} for name, why in skipped],
                     },
                     indent=1,
                 )
             )
         else:
-            for name, part in parts.items():
+            for name, part in done.items():
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
                 print(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, Precision, Weights, Workers, loads_weights
+from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, On, Precision, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.evaluation.labels import LabelMeasures
@@ -28,7 +28,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Update the run's report.html.")] = True,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", help="Folder for evaluation.json and the CSV files (default: the run folder)."),
     ] = None,
     in_order: Annotated[
@@ -53,6 +53,7 @@ def evaluate(
             "the plain model).",
         ),
     ] = None,
+    on: On = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -70,6 +71,31 @@ def evaluate(
         )
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
+    if on is not None:
+        from vitkit.cli import on_ray
+
+        shards = on_ray.check(on, out, engine=engine)
+        found = on_ray.evaluate(
+            on_ray.load(weights, overrides),
+            source,
+            shards,
+            weights=weights,
+            data=data,
+            part=part,
+            same_order=in_order,
+            worst=max(worst, 20),
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+            precision=precision,
+        )
+        if as_json:
+            print(json.dumps(found.to_dict(), indent=1))
+        else:
+            show(found, worst)
+            print(f"wrote {shards}")
+        on_ray.tell(found.outputs.skipped, len(source))
+        return
     runtime = Runtime(device, "fp32" if engine is not None else precision)
     fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
     model = fast or open_model(weights, runtime.device, **overrides)
@@ -88,7 +114,7 @@ def evaluate(
         )
         against = fast.against_plain(found, source, progress=tick, **how) if fast is not None else None
     more = {"engine": fast.name, "against_plain": against.to_dict()} if fast is not None and against is not None else {}
-    folder = out or (run.path if run else None)
+    folder = Path(out) if out else run.path if run else None
     if runtime.main:
         written = job.write(folder, found, more) if folder else []
         if as_json:

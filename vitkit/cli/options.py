@@ -38,6 +38,14 @@ Precision = Annotated[
         help="Precision: fp32, bf16 or fp16 (default: auto, bf16 on CUDA and fp32 elsewhere).",
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        help="Cluster to run on: ray. --out is then a folder of Parquet shards that all machines share, or an s3:// "
+        "address; unreadable images become rows with an error (default: this machine).",
+    ),
+]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")]
 Token = Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BatchSize, Device, Weights, Workers, loads_weights
+from vitkit.cli.options import BatchSize, Device, On, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
@@ -34,7 +34,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per image and class.")] = False,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--out",
             help="Write one row per image to this .csv file, and print only a summary (default: none).",
@@ -43,15 +43,26 @@ def predict(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
+    on: On = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Classify images. Files that cannot be read are reported and skipped, and the exit code is 1."""
     from vitkit.errors import ConfigError
 
+    if on is not None:
+        from vitkit.cli import on_ray
+        from vitkit.jobs.on_ray import images_of
+
+        folder = on_ray.check(on, out, csv=as_csv)
+        about = {"weights": weights, "data": " ".join(images)}
+        parts = images_of(images)
+        how = {"batch_size": batch_size, "workers": workers, "device": device, "precision": "fp32"}
+        on_ray.run("predict", on_ray.load(weights, overrides), parts, folder, as_json, about, **how)
+        return
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
-    if out is not None and (as_json or as_csv or out.suffix.lower() != ".csv"):
+    if out is not None and (as_json or as_csv or Path(out).suffix.lower() != ".csv"):
         raise ConfigError(f"Expected --out FILE.csv without --json and --csv; got {out}.")
     from vitkit.cli import options as common
     from vitkit.evaluation.names import cells

@@ -105,20 +105,40 @@ def read_folder(root: Path, class_names: Sequence[str] | None = None) -> Files:
         DataError: there are no class folders, or one that is not in `class_names`.
     """
     here = class_folders(root)
+    return Files(
+        root,
+        *arranged(str(root), here, class_names, lambda name: [n for n, image in files_below(root, name) if image]),
+    )
+
+
+def arranged(
+    place: str, here: Sequence[str], class_names: Sequence[str] | None, files: Callable[[str], list[str]]
+) -> tuple[list[str], list[int], list[str]]:
+    """Return (names, labels, classes) of the images in class folders: class by class, each sorted by name.
+
+    Args:
+        place: where the class folders are, for the message.
+        here: their names.
+        class_names: the classes of the training split (default: `here`).
+        files: class folder -> its images.
+
+    Raises:
+        DataError: a class is not in `class_names`.
+    """
     order = list(here if class_names is None else class_names)
     if unknown := [name for name in here if name not in set(order)]:
         raise DataError(
-            f"{root} has a class {unknown[0]!r} that the training folder does not have"
+            f"{place} has a class {unknown[0]!r} that the training folder does not have"
             f"{nearest(unknown[0], order) or '.'} Its classes are: "
             f"{', '.join(order[:20])}{', ...' if len(order) > 20 else ''}."
         )
     names: list[str] = []
     labels: list[int] = []
     for label, class_name in enumerate(order):
-        files = sorted(name for name, image in files_below(root, class_name) if image) if class_name in here else []
-        names += files
-        labels += [label] * len(files)
-    return Files(root, names, labels, order)
+        found = sorted(files(class_name)) if class_name in here else []
+        names += found
+        labels += [label] * len(found)
+    return names, labels, order
 
 
 def read_images(root: Path) -> Files:

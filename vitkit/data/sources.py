@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from vitkit.data import cifar10, digits, folder, food, hf, idx, table, tar
+from vitkit.data import cifar10, digits, folder, food, hf, idx, remote, table, tar
 from vitkit.data.base import Source, Splits, Subset, stratified
 from vitkit.errors import DataError, pick
 
@@ -22,6 +22,7 @@ SOURCES: dict[str, Callable[[str], Splits]] = {
     "parquet": table.splits_parquet,
     "hf": hf.splits,  # a Hugging Face data set, on disk or from the hub
     "tar": tar.splits,  # WebDataset shards
+    "s3": remote.splits,  # s3://bucket/...: a folder, tar shards or a table
     "digits": digits.splits,  # scikit-learn's 1,797 digits, embedded
     "digit-pairs": digits.splits_pairs,  # up to two of them per image: several labels
     "idx": idx.splits,  # MNIST's file format

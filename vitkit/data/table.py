@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -32,6 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "split": ("split", "subset"),
 }
 PRESENT: dict[str, int] = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}  # cells of a column per label
+MakeFiles = Callable[[list[str], Array, list[str]], Source]  # paths, labels and names of the classes -> a source
 Where = Callable[[int], str]  # row -> the file and the line, for messages
 
 
@@ -44,8 +45,22 @@ def splits_csv(place: str) -> Splits:
     path = Path(place).expanduser()
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader]
+            return of_csv(str(path), file, partial(Files, path.parent))
+    except OSError as error:
+        raise DataError(f"Expected a .csv file in UTF-8 at {place}: {error}.") from error
+
+
+def of_csv(place: str, file: TextIO, files: MakeFiles) -> Splits:
+    """Return the splits of an open .csv file.
+
+    Args:
+        place: its name, for messages.
+        file: the file.
+        files: makes the source of some of its rows.
+    """
+    try:
+        reader = csv.reader(file)
+        rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"Expected a .csv file in UTF-8 at {place}: {error}.") from error
     if not rows:
@@ -58,7 +73,7 @@ def splits_csv(place: str) -> Splits:
                 f"{place}, line {number}: expected {len(heading)} cells, as in the heading; got {len(row)}."
             )
     columns = {name: [row[i].strip() for _, row in lines] for i, name in enumerate(heading)}
-    return _splits(path, heading, columns, lambda row: f"{path}, line {lines[row][0]}")
+    return _splits(place, heading, columns, lambda row: f"{place}, line {lines[row][0]}", files)
 
 
 def splits_parquet(place: str) -> Splits:
@@ -67,22 +82,35 @@ def splits_parquet(place: str) -> Splits:
     Args:
         place: the file; paths in it are relative to its folder.
     """
+    path = Path(place).expanduser()
+    return of_parquet(str(path), path, partial(Files, path.parent))
+
+
+def of_parquet(place: str, file: Path | BinaryIO, files: MakeFiles) -> Splits:
+    """Return the splits of a .parquet file.
+
+    Args:
+        place: its name, for messages.
+        file: its path, or the open file.
+        files: makes the source of some of its rows.
+    """
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise MissingDependency("Reading .parquet needs pyarrow: pip install 'vitkit[data]'.") from error
-    path = Path(place).expanduser()
     try:
-        heading = list(parquet.read_schema(path).names)  # type: ignore[no-untyped-call]
+        heading = list(parquet.read_schema(file).names)  # type: ignore[no-untyped-call]
         known = [name for names in COLUMNS.values() for name in names if name in heading]
         given = any(name in heading for kind in ("label", "labels") for name in COLUMNS[kind])
-        columns = parquet.read_table(path, columns=known if given else heading).to_pydict()  # type: ignore[no-untyped-call]
+        columns = parquet.read_table(file, columns=known if given else heading).to_pydict()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise DataError(f"Expected a .parquet file at {place}: {error}.") from error
-    return _splits(path, heading, columns, lambda row: f"{path}, row {row + 2}")
+    return _splits(place, heading, columns, lambda row: f"{place}, row {row + 2}", files)
 
 
-def _splits(path: Path, heading: Sequence[str], columns: Mapping[str, list[Any]], where: Where) -> Splits:
+def _splits(
+    path: str, heading: Sequence[str], columns: Mapping[str, list[Any]], where: Where, files: MakeFiles
+) -> Splits:
     of = {kind: next((n for n in names if n in heading), None) for kind, names in COLUMNS.items()}
     if of["path"] is None:
         raise DataError(f"Expected a column 'path' in {path}; its columns are: {', '.join(heading)}.")
@@ -100,7 +128,7 @@ def _splits(path: Path, heading: Sequence[str], columns: Mapping[str, list[Any]]
     class_names, labels, layout = _labels(path, heading, of, columns, where)
 
     def read(chosen: list[int]) -> Source:
-        source = Files(path.parent, [names[r] for r in chosen], labels[chosen], class_names)
+        source = files([names[r] for r in chosen], labels[chosen], class_names)
         source.layout = layout
         return source
 
@@ -119,7 +147,7 @@ def _rows(words: Sequence[Any], where: Where) -> dict[str, list[int]]:
 
 
 def _labels(
-    path: Path, heading: Sequence[str], of: Mapping[str, str | None], columns: Mapping[str, list[Any]], where: Where
+    path: str, heading: Sequence[str], of: Mapping[str, str | None], columns: Mapping[str, list[Any]], where: Where
 ) -> tuple[list[str], Array, str]:
     """Return the names of the classes or labels, [N] classes or [N, K] labels, and where the latter stand."""
     column = of["label"] or of["labels"]
@@ -179,7 +207,7 @@ def _cell(value: Any, where: Where, row: int) -> list[str]:
     return names
 
 
-def _by_column(path: Path, names: Sequence[str], columns: Mapping[str, list[Any]], where: Where) -> Array:
+def _by_column(path: str, names: Sequence[str], columns: Mapping[str, list[Any]], where: Where) -> Array:
     """Return [N, K] labels from one column of zeros and ones per label."""
     if twice := [name for name in names if names.count(name) > 1 or SEPARATOR in name or not name]:
         raise DataError(
@@ -190,8 +218,8 @@ def _by_column(path: Path, names: Sequence[str], columns: Mapping[str, list[Any]
         for row, value in enumerate(columns[name]):
             if (found := PRESENT.get(str(value).lower())) is None:
                 raise DataError(
-                    f"{where(row)}: expected 0 or 1 in column {name!r}, because {path.name} has no column 'label' or "
-                    f"'labels', so each other column is a label; got {value!r}."
+                    f"{where(row)}: expected 0 or 1 in column {name!r}, because {Path(path).name} has no column "
+                    f"'label' or 'labels', so each other column is a label; got {value!r}."
                 )
             labels[row, k] = found
     return labels

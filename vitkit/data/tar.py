@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vitkit.data.string_table import StringTable, natural
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Array
 
+CLASS_FILES = ("class_names.txt", "classnames.txt", "classes.txt")  # beside the shards or above them
 INDEX = ".vitkit-index-{}.json"  # next to the shards, one per split
 
 
@@ -40,7 +41,7 @@ class Shards(Source):
     """
 
     def __init__(
-        self, shards: list[Path], where: Array, names: list[str], labels: list[int], class_names: list[str]
+        self, shards: Sequence[str | Path], where: Array, names: list[str], labels: list[int], class_names: list[str]
     ) -> None:
         super().__init__(labels, class_names, StringTable(names))
         self.shards, self.where = shards, torch.from_numpy(where)
@@ -113,6 +114,19 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
             pass
     rows = index["rows"]
     given = _class_names(shards[0].parent) or (list(training().class_names) if training is not None else [])
+    labels, class_names = labelled(rows, given, str(shards[0].parent))
+    where = np.array([row[:3] for row in rows], np.int64).reshape(-1, 3)
+    return Shards(shards, where, [f"{shards[row[0]].name}/{row[3]}" for row in rows], labels, class_names)
+
+
+def labelled(rows: Sequence[Sequence[Any]], given: list[str], place: str) -> tuple[list[int], list[str]]:
+    """Return the label of each image and the names of the classes.
+
+    Args:
+        rows: what `members` returns; the last item of each is the class.
+        given: names of the classes, if a file or the training split gives them.
+        place: where the shards are, for the message.
+    """
     found = sorted({row[4] for row in rows}, key=natural)
     if given and all(c.isdecimal() and int(c) < len(given) for c in found):
         class_names, number = given, {c: int(c) for c in found}
@@ -122,15 +136,12 @@ def read_shards(shards: list[Path], split: str, training: Callable[[], Shards] |
     else:
         class_names, number = given or found, {c: n for n, c in enumerate(given or found)}
         if unknown := [c for c in found if c not in number]:
-            raise DataError(f"{shards[0].parent} has a class {unknown[0]!r} that is not in its list of classes.")
-    where = np.array([row[:3] for row in rows], np.int64).reshape(-1, 3)
-    return Shards(
-        shards, where, [f"{shards[row[0]].name}/{row[3]}" for row in rows], [number[r[4]] for r in rows], class_names
-    )
+            raise DataError(f"{place} has a class {unknown[0]!r} that is not in its list of classes.")
+    return [number[row[4]] for row in rows], class_names
 
 
 def _class_names(folder: Path) -> list[str]:
-    for name in ("class_names.txt", "classnames.txt", "classes.txt"):
+    for name in CLASS_FILES:
         for place in (folder, folder.parent):
             if (place / name).is_file():
                 try:
@@ -142,13 +153,31 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _list(number: int, shard: Path) -> list[tuple[int, int, int, str, str]]:
-    """Return (shard, first byte, length, member, class) of each image in one shard."""
-    images: dict[str, tarfile.TarInfo] = {}
-    classes: dict[str, str] = {}
+    """Return what `members` returns of one file."""
     try:
         if what := irregular(shard):
             raise DataError(f"Expected a tar file at {shard}; it is {what}.")
-        with tarfile.open(shard, "r:") as tar:
+        with open(shard, "rb") as file:
+            return members(number, str(shard), file)
+    except OSError as error:
+        raise DataError(f"Expected a complete, uncompressed tar file at {shard}: {error}.") from error
+
+
+def members(number: int, shard: str, file: BinaryIO) -> list[tuple[int, int, int, str, str]]:
+    """Return (shard, first byte, length, member, class) of each image in one shard.
+
+    Args:
+        number: the shard's number, the first item of each row.
+        shard: its name, for messages.
+        file: the tar file; only headers and labels are read.
+
+    Raises:
+        DataError: it is not a complete tar file, or an image has no class.
+    """
+    images: dict[str, tarfile.TarInfo] = {}
+    classes: dict[str, str] = {}
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if not member.isfile():
                     continue

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,13 @@ from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import answer_names, cells
 from vitkit.explanations import draw
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import Classifier
-from vitkit.model.config import InputSpec
+from vitkit.model.classifier import Classifier, Running
 from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
 from vitkit.speed.frozen import Way, way
 from vitkit.training.run_folder import RunFolder
-from vitkit.types import Plotted, Tick
+from vitkit.types import Array, Plotted, Tick
 
 
 @dataclass(frozen=True)
@@ -184,13 +182,7 @@ def evaluate(
         bad_images: `fail` or `skip`.
         worst: number of wrong predictions to keep.
     """
-    names = answer_names(model)
-    _check_kinds(model, source, data)
-    if same_order:
-        to_output = in_order(source.class_names, len(names))
-        names = model.input_spec.class_names or source.class_names
-    else:
-        to_output = match_classes(source.class_names, names)
+    names, to_output = matched(model, source, data, same_order)
     by = way(model, runtime.precision, len(source), batch_size=batch_size) if runtime else Way("fp32")
     start = time.perf_counter()
     found = logits_of(
@@ -203,15 +195,65 @@ def evaluate(
         bad_images=bad_images,
     )
     seconds = time.perf_counter() - start
-    if source.several:
+    return conclude(
+        found,
+        names,
+        to_output,
+        model.input_spec.thresholds,
+        worst,
+        weights=weights,
+        data=data,
+        part=part,
+        seconds=seconds,
+        precision=f"engine {model.name}" if isinstance(model, ByEngine) else by.name,
+    )
+
+
+def matched(model: Classifier, source: Source, data: str, same_order: bool) -> tuple[tuple[str, ...], Array]:
+    """Return the names of the model's outputs, and the output of each class of the data.
+
+    Args:
+        model: the model.
+        source: the images.
+        data: name of the data, for the message.
+        same_order: whether the data's classes are in the order of the model's outputs, whatever their names.
+
+    Raises:
+        DataError: the classes do not match.
+    """
+    names = answer_names(model)
+    _check_kinds(model, source, data)
+    if same_order:
+        return model.input_spec.class_names or source.class_names, in_order(source.class_names, len(names))
+    return names, match_classes(source.class_names, names)
+
+
+def conclude(
+    found: Outputs,
+    names: tuple[str, ...],
+    to_output: Array,
+    thresholds: Sequence[float],
+    worst: int,
+    **about: Any,
+) -> Evaluation:
+    """Measure the logits of a data set.
+
+    Args:
+        found: the logits, with the data's labels.
+        names: see `matched`.
+        to_output: see `matched`.
+        thresholds: the model's, if it gives an image any number of labels.
+        worst: number of wrong predictions to keep.
+        about: the other fields of Evaluation.
+    """
+    if thresholds:
         labels = np.zeros((len(found), len(names)), np.int64)
         labels[:, to_output] = found.labels
     else:
         labels = to_output[found.labels]
     found = dataclasses.replace(found, labels=labels)
-    measures = measured(found, names, model.input_spec.thresholds, worst)
-    precision = f"engine {model.name}" if isinstance(model, ByEngine) else by.name
-    return Evaluation(weights, data, part, measures, found, names, seconds, precision)
+    measures = measured(found, names, thresholds, worst)
+    return Evaluation(measures=measures, outputs=found, class_names=names, **about)
 
 
 def measured(
@@ -228,22 +270,6 @@ def _check_kinds(model: Classifier, source: Source, data: str) -> None:
     one, any_number = "one class per image", "any number of labels per image"
     wanted, got = (any_number, one) if model.input_spec.several else (one, any_number)
     raise DataError(f"Expected data with {wanted}, as the model answers; {data or 'this data'} has {got}.")
-
-
-class Running:
-    """A model as one of the ways to run it.
-
-    Args:
-        build: returns the function from pixels to logits; called for the first batch, while the next are decoded.
-        input_spec: the model's.
-    """
-
-    def __init__(self, build: Callable[[], Callable[[Tensor], Tensor]], input_spec: InputSpec) -> None:
-        self.build, self.input_spec = functools.cache(build), input_spec
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return logits [B, K]."""
-        return self.build()(x)
 
 
 class ByEngine:

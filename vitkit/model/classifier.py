@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -57,3 +58,19 @@ def evaluating(model: Classifier | nn.Module) -> Iterator[None]:
     finally:
         if isinstance(model, nn.Module) and training:
             model.train()
+
+
+class Running:
+    """A model as one of the ways to run it.
+
+    Args:
+        build: returns the function from pixels to logits; called for the first batch, while the next are decoded.
+        input_spec: the model's.
+    """
+
+    def __init__(self, build: Callable[[], Callable[[Tensor], Tensor]], input_spec: InputSpec) -> None:
+        self.build, self.input_spec = functools.cache(build), input_spec
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return logits [B, K]."""
+        return self.build()(x)
