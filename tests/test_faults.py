@@ -372,6 +372,20 @@ FAULTS: dict[str, Fault] = {
         "difference=float(np.abs(error).mean() / max(np.abs(plain).max(), 1e-12))",
         "speed/test_export.py",
     ),
+    # cluster
+    "shards that cut batches in two": fault(
+        "cluster/plan.py", "max(most // batch_size, 1) * batch_size", "max(most, 1)", "cluster/test_plan.py"
+    ),
+    "a batch of another batch's pixels": fault("cluster/work.py", "used += good", "used += 0", "cluster/test_jobs.py"),
+    "a changed shard that counts as finished": fault(
+        "cluster/results.py",
+        "hashlib.sha256(data).hexdigest() == entry.sha256",
+        "len(data) >= 0",
+        "cluster/test_jobs.py",
+    ),
+    "storage that does not answer as a bad image": fault(
+        "cluster/work.py", "raise DataError(str(error)) from error", "raise", "cluster/test_jobs.py"
+    ),
     # command line
     "a mistake exits with code 1": fault(
         "cli/__init__.py", "sys.exit(error.exit_code)", "sys.exit(1)", "cli/test_cli.py"

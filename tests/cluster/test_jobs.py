@@ -19,6 +19,7 @@ from vitkit.cluster import on_ray, results
 from vitkit.cluster.results import Entry, Folder, Manifest
 from vitkit.cluster.work import Decoder
 from vitkit.data import open_source
+from vitkit.data.base import Subset
 from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.evaluation.logits import logits_of
 from vitkit.features.cache import FeatureCache
@@ -142,13 +143,14 @@ def test_a_killed_job_does_what_its_manifest_lacks(at: Path, tmp_path: Path, mon
         ({"features": "mean"}, "features: cls there, mean here"),
         ({"precision": "bf16"}, "precision: fp32 there, bf16 here"),
         ({"model": model(hidden_act="relu")}, "weights: "),
-        ({"data": "digits"}, "images: "),
+        ({"images": 29}, "images, all: 30 there, 29 here"),
     ],
 )
 def test_a_folder_of_another_job_is_refused(at: Path, tmp_path: Path, changed: dict[str, Any], says: str) -> None:
     job.run("embed", model(), parts_of(at / "photos"), tmp_path, batch_size=4)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    data, other = parts_of(changed.pop("data", at / "photos")), changed.pop("model", model())
+    data = {"all": Subset(open_source(at / "photos", "all"), range(changed.pop("images", 30)))}
+    other = changed.pop("model", model())
     with pytest.raises(OutputError, match=f"holds others \\({says}"):
         job.run("embed", other, data, tmp_path, **({"batch_size": 4} | changed))
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -171,11 +173,11 @@ def test_a_shard_that_was_changed_is_not_measured(at: Path, tmp_path: Path) -> N
 def test_several_labels_and_data_in_memory(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    digits = parts_of("digit-pairs", "val")
+    digits = parts_of("digit-pairs", "test")
     names = next(iter(digits.values())).class_names
     several = model(num_classes=len(names))
     several.input_spec = replace(several.input_spec, class_names=names, thresholds=(0.5,) * len(names))
-    source = digits["val"]
+    source = digits["test"]
     found = job.evaluate(several, source, tmp_path / "out", batch_size=64)
     one = logits_of(several, source, batch_size=64)
     assert np.array_equal(found.outputs.logits, one.logits)
@@ -187,13 +189,13 @@ def test_several_labels_and_data_in_memory(tmp_path: Path) -> None:
 
 def test_nothing_readable_is_an_error_and_its_shards_are_valid(tmp_path: Path) -> None:
     for n in range(5):
-        (tmp_path / "bad/a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"bad/a/{n}.jpg").write_bytes(b"")
+        (tmp_path / "bad/ant").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"bad/ant/{n}.jpg").write_bytes(b"")
     sources = {"all": open_source(tmp_path / "bad", "all")}
     assert len(job.run("embed", model(), sources, tmp_path / "out", batch_size=2).skipped) == 5
     assert [row["feature"] for row in rows(tmp_path / "out")] == [None] * 5
     with pytest.raises(DataError, match="Expected at least one readable image"):
-        job.evaluate(model(), sources["all"], tmp_path / "eval", batch_size=2, same_order=True)
+        job.evaluate(model(), sources["all"], tmp_path / "eval", batch_size=2)
 
 
 def test_nan_is_an_error_that_names_the_image(at: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def shard_images(images: int, batch_size: int, image_bytes: int) -> int:
         batch_size: images per batch.
         image_bytes: size of one decoded image in bytes.
     """
-    most = min(SHARD_IMAGES, SHARD_BYTES // max(image_bytes, 1), -(-images // FEWEST))
+    most = min(SHARD_IMAGES, SHARD_BYTES // max(image_bytes, 1), images // FEWEST)
     return max(most // batch_size, 1) * batch_size
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import PIL
 import torch
 
-from vitkit import __version__
 from vitkit.cluster import on_ray
 from vitkit.cluster.columns import read_errors, read_outputs
 from vitkit.cluster.plan import Shard, names_hash, shard_images, shards
@@ -143,7 +142,7 @@ def run(
         "features": how.features,
         "precision": how.precision,
     }
-    more = {"vitkit": __version__, "class_names": list(model.input_spec.class_names), **(about or {})}
+    more = {"class_names": list(model.input_spec.class_names), **(about or {})}
     manifest = Manifest(Folder(how.out), job, more)
     finished = set(manifest.keep(shard.name for shard in todo))
     left = [shard for shard in todo if shard.name not in finished]
