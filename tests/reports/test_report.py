@@ -22,9 +22,9 @@ from vitkit.jobs.report import _affordable, _link, compare, report, try_report
 from vitkit.model.config import VARIANTS
 from vitkit.reports.compare import differences
 from vitkit.reports.page import CAPTIONS, ELSEWHERE, cards, command, counts, in_corners
-from vitkit.reports.render import date, duration, millions, number, share, thumbnail, whole
+from vitkit.reports.render import date, duration, millions, number, prose, share, thumbnail, whole
 from vitkit.reports.results import CAPTIONS as RESULTS
-from vitkit.reports.results import confused, how_sure, merged, results, verdict, wilson
+from vitkit.reports.results import confused, confuses, how_sure, merged, results, verdict, wilson
 from vitkit.training.run_folder import RunFolder
 
 
@@ -283,6 +283,8 @@ def test_the_headline() -> None:
     assert said["says"] == "1,081 of 1,234 images of the test split are classified correctly."
     assert said["means"] == "On other images of this kind, expect 80.0% to 92.5% (95% confidence interval)."
     assert dict(said["facts"])["What it confuses"] == "pizza taken for steak: 3 of 25 images."
+    both = confuses(found | {"confused": [["pizza", "steak", 3], ["steak", "sushi", 3], ["sushi", "pizza", 3]]})
+    assert both == "pizza taken for steak: 3 of 25 images. steak taken for sushi: 3 images."
     assert dict(said["facts"])["How sure to be"] == (
         "When it is at least 90% sure, it is right on 9 of 10 images. "
         "When it is less sure, it is right on 2 of 4 images."
@@ -365,7 +367,7 @@ def test_results_of_an_evaluation() -> None:
         ("skipped images", "1"),
     ]
     assert "Reliability (expected calibration error 0.062)" in shown["drawn"][1][0]
-    assert [caption for _, caption in shown["drawn"]] == list(RESULTS.values())
+    assert [caption for _, _, caption in shown["drawn"]] == list(RESULTS.values())
     few = results({**found, "per_class": found["per_class"][:3], "confusion": None})
     assert "top-5 accuracy" not in dict(few["table"])  # of three classes it is always right
     assert len(few["drawn"]) == 1
@@ -394,3 +396,7 @@ def test_figures_cost_no_more_than_they_are_worth() -> None:
 
     assert [images(name) for name in ("vit-ti/16", "vit-b/16", "vit-l/16", "vit-g/14")] == [32, 28, 8, 4]
     assert images("vit-g/14", "meta") == 32
+
+
+def test_words_in_backticks_are_code() -> None:
+    assert prose("a < b, `c < d`.") == "a &lt; b, <code>c &lt; d</code>."

@@ -339,17 +339,36 @@ def test_serve_has_no_teach_tab(browser) -> None:
             assert page.locator("#tab-teach").count() == 0
 
 
+CLASSES = ("pizza", "steak", "sushi")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="needs FoodVision photos and weights: set VITKIT_TEST_DATA")
 def test_food_from_empty_to_a_saved_run(browser, tmp_path: Path) -> None:
     data = Path(str(DATA))
     weights = data / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.timm.pth"
+    unseen = [
+        photo for name in CLASSES for photo in sorted((data / "pizza_steak_sushi" / "test" / name).glob("*.jpg"))[:3]
+    ]
+    answers = []
     for _, url in serve(vitkit.load(weights, num_attention_heads=3), tmp_path / "food"):
         for page in entered(browser, url):
-            for name in ("pizza", "steak", "sushi"):
+            for name in CLASSES:
                 name_class(page, name)
                 add(page, name, sorted((data / "pizza_steak_sushi" / "train" / name).glob("*.jpg"))[:10])
+            page.locator("#teach-score").filter(has_text="of 30 photos recognised.").wait_for()
+            for photo in unseen:
+                page.locator("#teach-status").evaluate("one => { one.textContent = ''; }")
+                page.locator("#teach-try-file").set_input_files(photo)
+                said(page, "It says")
+                first = page.locator("#teach-bars li").first
+                answers.append((first.locator(".name").inner_text(), first.locator(".share").inner_text()))
             page.locator("#teach-save:enabled").click()
             page.locator("#teach-saved").wait_for(timeout=60_000)
+    saved = [one.guesses[0] for one in vitkit.predict(tmp_path / "food", unseen)]
+    assert [name for name, _ in answers] == [guess.name for guess in saved]  # the run answers as the page did
+    for (_, share), guess in zip(answers, saved, strict=True):
+        if share[0] not in "<>":
+            assert abs(float(share.rstrip("%")) / 100 - guess.probability) < 0.002
     shutil.copytree(data / "pizza_steak_sushi" / "test", tmp_path / "test")
     assert vitkit.evaluate(tmp_path / "food", tmp_path / "test").measures.top1 > 0.9

@@ -19,7 +19,7 @@ from vitkit.explanations.common import PlotOptions, batches
 from vitkit.explanations.plots import PLOTS
 from vitkit.reports import labels
 from vitkit.reports import results as classes
-from vitkit.reports.render import duration, figure, millions, render, thumbnail
+from vitkit.reports.render import duration, figure, headed, millions, prose, render, thumbnail
 from vitkit.reports.results import confused, read, wrong
 from vitkit.training.run_folder import RunFolder, whole_config
 
@@ -202,8 +202,8 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
-    """Draw loss, accuracy, learning rate and throughput over the training steps: (drawing, caption)."""
+def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup, str]]:
+    """Draw loss, accuracy, learning rate and throughput over the training steps: (title, drawing, caption)."""
     train = [row for row in metrics if row.get("event") == "train"]
     val = [row for row in metrics if row.get("event") == "val" and "loss" in row]
     if not train:
@@ -248,7 +248,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[Markup, str]]:
             {"images/s": (steps, speed)}, title="Throughput", x="step", y="images per second", from_zero=True
         ),
     }
-    return [(figure(one, f"{name} over the training steps"), captions[name]) for name, one in drawn.items()]
+    return [headed(one, f"{name} over the training steps", captions[name]) for name, one in drawn.items()]
 
 
 def counts(info: Mapping[str, Any]) -> list[tuple[str, int, float]]:
@@ -296,7 +296,7 @@ def figures(model: Any, source: Source | None, max_images: int) -> list[dict[str
         drawn = plot.draw(arrays)
         said = draw.without_title(drawn).replace("\n", " ")
         caption = f"{said}. {plot.caption}" + (in_corners(arrays[plot.value]) if wide else "")
-        result.append({"title": plot.title, "svg": figure(drawn, plot.title), "caption": caption, "wide": wide})
+        result.append({"title": plot.title, "svg": figure(drawn, plot.title), "caption": prose(caption), "wide": wide})
     narrow = [one for one in result if not one["wide"]]
     for one in narrow:
         one["alone"] = len(narrow) % 2 == 1 and one is narrow[-1]  # nothing stands next to it

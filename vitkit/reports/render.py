@@ -95,6 +95,17 @@ def picture(pixels: NDArray[np.uint8]) -> str:
     return _data("jpeg", draw.jpeg(pixels))
 
 
+def prose(text: str) -> Markup:
+    """Render text for a page, with `words` in backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def headed(drawn: draw.Figure, label: str, caption: str) -> tuple[str, Markup, str]:
+    """Return a figure's title, which the page shows as text in its own size, the figure without it, and its caption."""
+    return draw.without_title(drawn), figure(drawn, label), caption
+
+
 def figure(drawn: draw.Figure, label: str) -> Markup:
     """Render a figure as an <svg> element in the colours of the page; `label` is for screen readers."""
     return Markup(draw.inline(drawn, label))

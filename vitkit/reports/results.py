@@ -14,7 +14,7 @@ from vitkit.errors import BadImage
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions
 from vitkit.explanations.plots import PLOTS
-from vitkit.reports.render import figure, picture, share, thumbnail
+from vitkit.reports.render import headed, picture, share, thumbnail
 
 MOST_WRONG = 12  # wrong predictions shown with their images
 FEWEST = 10  # images that a point of the reliability diagram stands for, at least
@@ -49,10 +49,14 @@ def confuses(found: Mapping[str, Any]) -> str:
     """Say which two classes the model confuses most."""
     if not found.get("confused"):
         return "It confuses no classes on these images."
-    truth, predicted, count = found["confused"][0]
-    of = next((row["support"] for row in found["per_class"] if row["name"] == truth), None)
-    total = f" of {of:,}" if of is not None else ""
-    return f"{truth} taken for {predicted}: {count:,}{total} image{'' if (of or count) == 1 else 's'}."
+    support = {row["name"]: row["support"] for row in found["per_class"]}
+    said = []
+    for truth, predicted, count in found["confused"][:2]:
+        if count == found["confused"][0][2]:  # the second only if it is as frequent
+            of = support.get(truth)
+            total = f" of {of:,}" if of is not None else ""
+            said.append(f"{truth} taken for {predicted}: {count:,}{total} image{'' if (of or count) == 1 else 's'}.")
+    return " ".join(said)
 
 
 def how_sure(bins: Sequence[Mapping[str, Any]]) -> str:
@@ -126,7 +130,7 @@ def results(found: Mapping[str, Any]) -> dict[str, Any]:
         ("seconds", f"{found['seconds']:.2f}"),
         ("skipped images", str(len(found.get("skipped", [])))),
     ]
-    return {"table": table, "drawn": [(figure(one, name), CAPTIONS[name]) for name, one in drawn.items()]}
+    return {"table": table, "drawn": [headed(one, name, CAPTIONS[name]) for name, one in drawn.items()]}
 
 
 LOOKED = {  # the maps next to a wrong prediction, those that fit the model, and what the page calls them
