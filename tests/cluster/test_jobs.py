@@ -223,6 +223,24 @@ def test_storage_that_does_not_answer_stops_the_job_and_makes_no_row(at: Path, m
     assert not isinstance(stopped.value, BadImage)
 
 
+def test_a_machine_without_the_data_stops_the_job_and_makes_no_rows(at: Path) -> None:
+    from vitkit.cluster.plan import Shard
+
+    source = open_source(at / "photos", "all")
+    decode = Decoder({"all": source}, model().input_spec)
+    (at / "photos/ant/005.jpg").rename(at / "photos/ant/aside")  # one file is gone: a bad image
+    try:
+        assert [bool(error) for error in decode(Shard("all", 0, 4, 7)).errors] == [False, True, False]
+    finally:
+        (at / "photos/ant/aside").rename(at / "photos/ant/005.jpg")
+    (at / "photos").rename(at / "elsewhere")  # all of them: not mounted on this machine
+    try:
+        with pytest.raises(DataError, match=r"Expected the data on every machine; .* has no folder .*photos"):
+            decode(Shard("all", 0, 0, 2))
+    finally:
+        (at / "elsewhere").rename(at / "photos")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -233,6 +251,7 @@ def test_storage_that_does_not_answer_stops_the_job_and_makes_no_row(at: Path, m
         ("embed {d} --from {w} --on ray --out {o} --device cuda:1", "--device is one of auto, cpu, cuda"),
         ("embed {d} --from {w} --on ray --out {o} --precision fp16", "fp16 runs on GPUs only"),
         ("predict {w} {d} --on ray --out {o} --csv", "--csv has no meaning with --on ray"),
+        ("predict {w} - --on ray --out {o}", "--on ray does not read standard input"),
         ("eval {w} {d} --on ray --out {o} --engine onnx", "--engine has no meaning with --on ray"),
     ],
 )

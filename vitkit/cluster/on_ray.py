@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -106,7 +106,7 @@ def run(
     resources = connect()
     cpus, cards = max(int(resources.get("CPU", 1)), 1), max(int(resources.get("GPU", 0)), 1)
     apart = settings.device == "cuda" if apart is None else apart
-    data, weights = ray.put(sources), ray.put(model)
+    data, weights = ray.put((os.getcwd(), sources)), ray.put(model)
     left = {shard.name: shard for shard in shards}
     attempts = 0
     while left:
@@ -193,11 +193,19 @@ def _failed(sentence: str, kind: str) -> Block:
     return _one(shard="", rows=0, errors=0, sha256="", failed=sentence, kind=kind)
 
 
+def _sources(data: list[Any]) -> dict[str, Source]:
+    """Return the images. Relative paths start at the driver's folder, if this machine has it."""
+    import ray
+
+    folder, sources = ray.get(data[0])
+    with suppress(OSError):
+        os.chdir(folder)
+    return sources
+
+
 class _Decode:
     def __init__(self, spec: InputSpec, data: list[Any]) -> None:
-        import ray
-
-        self.decoder = Decoder(ray.get(data[0]), spec)
+        self.decoder = Decoder(_sources(data), spec)
 
     def __call__(self, block: Block) -> Block:
         shard = _shard(block)
@@ -214,7 +222,7 @@ class _Compute:
 
         self.problem: VitkitError | None = None
         try:
-            self.computer = Computer(settings, ray.get(weights[0]), ray.get(data[0]))
+            self.computer = Computer(settings, ray.get(weights[0]), _sources(data))
         except VitkitError as error:  # Ray would only start the actor again
             self.problem = error
 
@@ -238,7 +246,7 @@ class _Both(_Compute):
         import ray
 
         super().__init__(settings, data, weights)
-        self.decoder = Decoder(ray.get(data[0]), ray.get(weights[0]).input_spec)
+        self.decoder = Decoder(_sources(data), ray.get(weights[0]).input_spec)
 
     def __call__(self, block: Block) -> Block:
         shard = _shard(block)

@@ -54,9 +54,9 @@ class Folder:
     """
 
     def __init__(self, place: str | Path) -> None:
-        self.place = str(place)
-        self.away = remote.is_remote(self.place)
-        self.path = Path(self.place if self.away else os.path.abspath(os.path.expanduser(self.place)))
+        self.away = remote.is_remote(str(place))
+        self.place = str(place) if self.away else os.path.abspath(os.path.expanduser(place))
+        self.path = Path(self.place)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file; it is complete or not there.

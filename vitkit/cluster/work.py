@@ -7,6 +7,8 @@ there. Shards start at multiples of the batch size, and an unreadable image leav
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from vitkit.data.base import Source
 from vitkit.data.decode import Raw, digest
 from vitkit.data.loader import Batch, EvalLoader
 from vitkit.data.sample_worker import EvalWorker, Piece
-from vitkit.errors import DataError, InputError, Unreachable
+from vitkit.errors import BadImage, DataError, InputError, Unreachable
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import answer_names
 from vitkit.features.choice import choose
@@ -47,7 +49,7 @@ class Settings:
         batch_size: images per batch.
         device: `cpu` or `cuda`.
         precision: fp32, bf16 or fp16.
-        out: the folder of results.
+        out: the folder of results, an absolute path or an address.
     """
 
     task: str
@@ -88,7 +90,7 @@ class Decoder:
         """Decode all images of a shard.
 
         Raises:
-            DataError: the storage did not deliver an image; a later attempt may succeed.
+            DataError: the storage did not deliver an image, or this machine does not have the data.
         """
         hashed, images = self.hashed[shard.part], range(shard.start, shard.stop)
         hashed.found.clear()
@@ -116,6 +118,15 @@ class _Hashed(Source):
             raw = self.source.raw(i)
         except Unreachable as error:  # not the image's fault: no row with an error, the job stops
             raise DataError(str(error)) from error
+        except BadImage as error:
+            missing = error.__cause__ if isinstance(error.__cause__, FileNotFoundError) else None
+            folder = os.path.dirname(os.path.abspath(missing.filename)) if missing and missing.filename else ""
+            if folder and not os.path.isdir(folder):  # nor is this
+                raise DataError(
+                    f"Expected the data on every machine; {platform.node()} has no folder {folder}. Use storage that "
+                    f"all machines share, or an s3:// address."
+                ) from error
+            raise
         self.found[i] = digest(raw).tobytes().hex()
         return raw
 

@@ -65,6 +65,8 @@ def images_of(given: Sequence[str]) -> dict[str, Source]:
     Args:
         given: one s3:// address, .tar, .csv or .parquet file or folder of tar files; or anything that `predict` takes.
     """
+    if "-" in given:
+        raise ConfigError("--on ray does not read standard input; name files, folders or an address.")
     if len(given) == 1 and remote.is_remote(given[0]):
         place = given[0].partition("?")[0].lower()
         if not place.endswith((".tar", ".csv", ".parquet")):
@@ -181,11 +183,7 @@ def _settings(
     if precision == "fp16" and kind == "cpu":
         raise ConfigError("fp16 runs on GPUs only; use --precision bf16 or fp32.")
     name = choose(features, model.config).name if task == "embed" else None
-    return Settings(task, name, batch_size, kind, precision, str(Folder(out).path) if not _away(out) else str(out))
-
-
-def _away(out: str | Path) -> bool:
-    return remote.is_remote(str(out))
+    return Settings(task, name, batch_size, kind, precision, Folder(out).place)
 
 
 def weights_hash(model: Backbone) -> str:
