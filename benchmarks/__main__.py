@@ -7,7 +7,7 @@
 The other programs of this folder run as `python -m benchmarks.NAME`; each says what it needs with --help.
   check     the fused engines and gradients against the plain model in fp32, on a CUDA device
   memory    memory of loading, of asking for attention, and of a training run
-  serve, fuzz_serve, fuzz, kill, features, explain, calls, fashion, foodvision, paper, photos
+  serve, fuzz_serve, fuzz, kill, features, explain, calls, records, foodvision, paper, photos
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def label_of(row: Mapping[str, Any]) -> str:
 def finetuning(args: argparse.Namespace, share: float) -> Recipe:
     """Return the recipe of both starts: the same data, augmentation and updates."""
     return dataclasses.replace(
-        RECIPES["fashion"],
+        RECIPES["fashion-adamw"],
         epochs=None,
         steps=max(SHARES[share] // args.shorter, 1),
         batch_size=128,

@@ -383,16 +383,22 @@ def test_training_needs_nothing_optional(tmp_path: Path) -> None:
 import sys
 for name in ("typer", "rich", "matplotlib", "sklearn", "accelerate", "huggingface_hub", "jinja2", "tensorboard"):
     sys.modules[name] = None
-sys.argv = ["fashion", "--data", {str(tmp_path)!r}, "--out", {str(tmp_path / "r")!r}, "--device", "cpu",
-            "--workers", "1", "--set", "steps=2", "warmup=0", "batch_size=8", "val=0.2", "config.num_hidden_layers=1",
+sys.argv = ["records", "fashion", "--data", {str(tmp_path)!r}, "--out", {str(tmp_path / "r")!r}, "--device", "cpu",
+            "--set", "steps=2", "warmup=0", "batch_size=8", "val=0.2", "config.num_hidden_layers=1",
             "mix.mixup=0.1"]
-from benchmarks.fashion import main
+from benchmarks.records import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "test, ema:" in done.stdout
     assert "of 20" in done.stdout
+    found = json.loads((tmp_path / "r" / "record.json").read_text())
+    assert found["steps"] == [2, 2]
+    assert [(row["step"], row["weights"]) for row in found["curve"]] == [
+        (step, which) for step in (1, 2) for which in ("last", "ema")
+    ]
+    assert found["test"]["ema"]["n"] == 20
 
 
 def test_trackers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

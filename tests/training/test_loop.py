@@ -120,6 +120,7 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
         {"mix": Mix(mixup=0.8, cutmix=1.0), "label_smoothing": 0.1},
         {"optimizer": "sgd", "weight_decay": 0.0, "layer_decay": 0.7},
         {"loss": "sigmoid", "decay": "linear"},
+        {"optimizer": "muon", "layer_decay": 0.7, "ema": 0.9, "mix": Mix(cutmix=1.0), "augment_on": "device"},
     ],
 )
 def test_resume_is_exact_at_every_step(changes: dict, tmp_path: Path) -> None:

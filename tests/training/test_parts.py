@@ -15,7 +15,18 @@ from vitkit.data.loader import Batch
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
 from vitkit.training.loss import LOSSES
-from vitkit.training.optim import Average, freeze, groups, kernels, layer_of, optimizer_for, set_lr
+from vitkit.training.muon import Muon, orthogonal
+from vitkit.training.optim import (
+    Average,
+    freeze,
+    groups,
+    kernels,
+    layer_of,
+    matrices,
+    moments,
+    optimizer_for,
+    set_lr,
+)
 from vitkit.training.recipe import DECAYS
 
 
@@ -170,3 +181,72 @@ def test_adam_adds_the_decay_to_the_gradient() -> None:
         found[name] = layer.weight[0, 0].item()
     assert found["adamw"] == pytest.approx(2.0 * (1 - 0.1 * 0.5))  # decoupled
     assert found["adam"] == pytest.approx(2.0 - 0.1, abs=1e-4)  # the decay is all of the gradient, normalised by Adam
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
+def test_muon_updates_as_torchs_does() -> None:
+    """Three steps on one matrix, tall or wide: equal but for torch's bf16, which is off by about 1%."""
+    for shape in ((24, 8), (8, 24), (16, 16)):
+        torch.manual_seed(0)
+        ours, theirs = (torch.nn.Parameter(torch.full(shape, 0.5)) for _ in range(2))
+        one = Muon([{"params": [ours], "weight_decay": 0.1, "pieces": 1}], 0.95, lr=0.02)
+        other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        for _ in range(3):
+            ours.grad = torch.randn(shape)
+            theirs.grad = ours.grad.clone()
+            one.step()
+            other.step()
+        assert (ours - theirs).norm() < 0.02 * (theirs - 0.5).norm()
+
+
+def test_orthogonal_matrices_are_nearly_orthogonal() -> None:
+    for shape in ((5, 12, 30), (5, 30, 12), (1, 8, 8)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
+        assert values.min() > 0.3
+        assert values.max() < 1.3
+    assert torch.equal(orthogonal(torch.zeros(2, 4, 4)), torch.zeros(2, 4, 4))
+
+
+def test_muon_trains_the_blocks_and_adamw_the_rest() -> None:
+    model = ViT(CONFIG)
+    optimizer = optimizer_for(model, tiny(optimizer="muon", weight_decay=0.3, layer_decay=0.5))
+    set_lr(optimizer, 0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    stacked = matrices(model)
+    assert {name: stacked[f"blocks.1.{name}.weight"] for name in ("msa.qkv", "msa.out", "mlp.fc1", "mlp.fc2")} == {
+        "msa.qkv": 3,
+        "msa.out": 1,
+        "mlp.fc1": 1,
+        "mlp.fc2": 1,
+    }
+    assert len(stacked) == 8
+    for name, parameter in model.named_parameters():
+        kept = set(optimizer.state[parameter])
+        assert kept == ({"momentum"} if name in stacked else {"step", "exp_avg", "exp_avg_sq"}), name
+    assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.0125, 0.025, 0.05, 0.1}
+    assert moments(model, tiny(optimizer="muon")) == sum(
+        value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"
+    )
+    assert moments(model, tiny()) == 2 * moments(model, tiny(optimizer="sgd", weight_decay=0.0))
+
+
+def test_muon_treats_q_k_and_v_as_three_matrices() -> None:
+    model = ViT(CONFIG)
+    qkv, apart = model.blocks[0].msa.qkv.weight, [torch.nn.Parameter(torch.zeros(32, 32)) for _ in range(3)]
+    torch.nn.init.zeros_(qkv)
+    qkv.grad = torch.randn(qkv.shape, generator=torch.Generator().manual_seed(0))
+    for part, grad in zip(apart, qkv.grad.chunk(3), strict=True):
+        part.grad = grad.clone()
+    optimizer_for(model, tiny(optimizer="muon", lr=0.1, weight_decay=0.0)).step()
+    for part in apart:
+        Muon([{"params": [part], "weight_decay": 0.0, "pieces": 1}], 0.9, lr=0.1).step()
+    assert torch.allclose(qkv, torch.cat(apart), atol=1e-6)
+
+
+def test_muon_without_a_matrix_is_refused() -> None:
+    model = ViT(CONFIG)
+    freeze(model, ("blocks",))
+    with pytest.raises(ConfigError, match="optimizer='muon' trains the matrices of a ViT's blocks; none is trained"):
+        optimizer_for(model, tiny(optimizer="muon"))

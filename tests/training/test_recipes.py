@@ -13,6 +13,7 @@ from tests.peers import peer
 from tests.training.tiny import CONFIG, bytes_of, run
 from vitkit import ViT, save
 from vitkit.errors import ConfigError, UnknownName, pick
+from vitkit.training.build import new_model
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
 
@@ -120,10 +121,12 @@ CROP = {
     "scale": (0.05, 1.0),
     "ratio": (3 / 4, 4 / 3),
     "interpolation": None,
+    "pad": 0,
     "flip": 0.5,
     "color_jitter": 0.0,
     "rand_layers": 0,
     "rand_magnitude": 10.0,
+    "trivial": False,
     "erase": 0.0,
     "erase_area": (0.02, 1 / 3),
     "erase_fill": "mean",
@@ -135,6 +138,7 @@ USUAL = {
     "target": "mean",
     "images": None,
     "image_size": None,
+    "eval_crop": None,
     "epochs": None,
     "steps": None,
     "optimizer": "adamw",
@@ -167,6 +171,7 @@ USUAL = {
     "lora": None,
     "val": 0.1,
     "augment": CROP,
+    "augment_on": "cpu",
     "mix": UNMIXED,
 }
 TABLE3 = {
@@ -247,6 +252,17 @@ FROM_PROBE = {
     "augment": {**CROP, "scale": (0.4, 1.0)},
     "from_probe": True,
 }
+SCRATCH = {
+    **OURS,
+    "batch_size": 512,
+    "optimizer": "muon",
+    "lr": 3e-3,
+    "momentum": 0.95,
+    "weight_decay": 0.05,
+    "warmup": 0.05,
+    "ema": 0.999,
+    "augment_on": "device",
+}
 NUMBERS = {
     "pretrain-jft-b": {**JFT, "lr": 8e-4},
     "pretrain-jft-l32": {**JFT, "lr": 6e-4},
@@ -288,6 +304,20 @@ NUMBERS = {
         if level != "none"
     },
     "deit": DEIT,
+    "imagenet-s16-90": {
+        "image_size": 224,
+        "eval_crop": 0.875,
+        "epochs": 90,
+        "batch_size": 1024,
+        "lr": 1e-3,
+        "weight_decay": 0.1,
+        "warmup": 10_000,
+        "clip": 1.0,
+        "pre_logits": True,
+        "val": 0.01,
+        "augment": {**CROP, "rand_layers": 2, "rand_magnitude": 10},
+        "mix": {**UNMIXED, "mixup": 0.2},
+    },
     "small-data": {**DEIT, "batch_size": 128, "lr": 5e-4, "warmup": 0.05, "val": 0.1},
     "finetune": {
         **OURS,
@@ -308,6 +338,14 @@ NUMBERS = {
         "augment": {**CROP, "scale": (0.85, 1.0), "ratio": (0.9, 1.1), "flip": 0.0},
     },
     "fashion": {
+        **SCRATCH,
+        "epochs": 150,
+        "drop_path": 0.1,
+        "val": 0.05,
+        "augment": {**CROP, "scale": (0.7, 1.0), "ratio": (0.8, 1.25), "erase": 0.25},
+        "mix": {**UNMIXED, "cutmix": 1.0, "probability": 0.3},
+    },
+    "fashion-adamw": {
         **OURS,
         "epochs": 123,
         "batch_size": 256,
@@ -319,6 +357,14 @@ NUMBERS = {
         "val": 0.05,
         "augment": {**CROP, "scale": (0.7, 1.0), "ratio": (0.8, 1.25), "erase": 0.25},
         "mix": {**UNMIXED, "cutmix": 1.0, "probability": 0.3},
+    },
+    "cifar10": {
+        **SCRATCH,
+        "epochs": 300,
+        "drop_path": 0.15,
+        "val": 0.1,
+        "augment": {**CROP, "scale": None, "pad": 4, "trivial": True},
+        "mix": {**UNMIXED, "mixup": 0.2, "cutmix": 1.0},
     },
     "foodvision-scratch": {
         **OURS,
@@ -351,6 +397,14 @@ def test_every_number_of_every_recipe(name: str) -> None:
     found = {field: getattr(recipe, field) for field in expected}
     found |= {field: dataclasses.asdict(found[field]) for field in ("augment", "mix")}
     assert found == expected
+
+
+def test_the_plain_baseline_is_evaluated_on_the_centre_of_256_pixels() -> None:
+    """arXiv 2205.01580: mean pooling, fixed positions, a hidden layer in the head; resize to 256 and crop 224."""
+    model = new_model(None, RECIPES["imagenet-s16-90"], ["a", "b"], 0)
+    c, spec = model.config, model.input_spec
+    assert (c.pool, c.class_token, c.positions, c.pre_logits, c.patch_size) == ("mean", False, "sincos", True, 16)
+    assert (spec.size, spec.resize, spec.size[0] / spec.crop) == ((224, 224), "crop", 256)
 
 
 def images(name: str) -> int:
@@ -466,7 +520,7 @@ def test_change() -> None:
         ({"leraning_rate": 1}, "no field 'leraning_rate'"),
         ({"lr": -1.0}, "lr must be"),
         ({"optimizer": "sgd"}, "decoupled"),
-        ({"optimizer": "adamax"}, "one of adamw, adam, sgd"),
+        ({"optimizer": "adamax"}, "one of adamw, adam, sgd, muon"),
         ({"warmup": 10.5}, "whole number of steps"),
         ({"batch_size": 0}, "batch_size"),
         ({"final_lr": 1.0}, "must not exceed lr"),

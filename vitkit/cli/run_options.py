@@ -93,7 +93,7 @@ RECIPE: dict[str, Any] = {
     "weight_decay": Annotated[
         float | None, of_recipe("--weight-decay", help="Decoupled weight decay of kernels, relative to lr.")
     ],
-    "optimizer": Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam or sgd.")],
+    "optimizer": Annotated[str | None, of_recipe("--optimizer", help="Optimizer: adamw, adam, sgd or muon.")],
     "decay": Annotated[str | None, of_recipe("--decay", help="Shape of the lr schedule: linear, cosine or constant.")],
     "final_lr": Annotated[float | None, of_recipe("--final-lr", help="Learning rate at the end of the decay.")],
     "clip": Annotated[float | None, of_recipe("--clip", help="Largest global norm of the gradient.")],
@@ -119,6 +119,13 @@ RECIPE: dict[str, Any] = {
         of_recipe(
             "--sampling",
             help="How images are drawn: uniform (each once per epoch), or balanced (every class equally often).",
+        ),
+    ],
+    "augment_on": Annotated[
+        str | None,
+        of_recipe(
+            "--augment-on",
+            help="Where images are augmented: cpu, or device (for images of one size in memory, such as idx:DIR).",
         ),
     ],
     "teacher": Annotated[

@@ -24,7 +24,7 @@ def study(
         str | None,
         typer.Option(
             "--recipe",
-            help="A recipe with a model of its own (default: digits, fashion for IDX files, foodvision-scratch).",
+            help="A recipe with a model of its own (default: digits, fashion-adamw for IDX files, foodvision-scratch).",
         ),
     ] = None,
     epochs: Annotated[

@@ -1,6 +1,7 @@
 """Image -> training sample: pure functions of (image, rng), so that (seed, epoch, index) decides every pixel.
 
-The order is RandomResizedCrop, flip, RandAugment, colour jitter, random erasing; all on 8-bit pixels.
+The order is RandomResizedCrop, padded crop, flip, RandAugment or TrivialAugment, colour jitter, random erasing; all on
+8-bit pixels.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import JPEGS, Box, Raw, decode, header, region, upright_size
 from vitkit.data.order import within
 from vitkit.data.preprocess import pixels, planes, resize_tensor
-from vitkit.data.randaugment import rand_augment
+from vitkit.data.randaugment import FILL, rand_augment, trivial_augment
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec, Interpolation
 from vitkit.types import Array
@@ -35,10 +37,14 @@ class Augment:
         scale: (min, max) share of the image's area that a random crop covers; None resizes as for evaluation.
         ratio: (min, max) width / height of a random crop.
         interpolation: filter of the resize (default: the InputSpec's).
+        pad: pixels of gray on every side, of which a random crop of the model's size is taken (4 is usual for 32
+            pixels); 0 for none.
         flip: probability of a horizontal flip.
         color_jitter: maximum change of brightness, contrast and saturation (0.4: a factor of 0.6 to 1.4).
         rand_layers: RandAugment operations per image; 0 for none.
         rand_magnitude: strength of RandAugment; 10 is the authors' full scale, and larger values go beyond it.
+        trivial: whether one operation of random strength is applied to each image (TrivialAugment), instead of
+            RandAugment.
         erase: probability that a rectangle is erased.
         erase_area: (min, max) share of the image's area that is erased.
         erase_fill: `mean` fills the rectangle with the mean colour, `noise` with random pixels.
@@ -47,10 +53,12 @@ class Augment:
     scale: tuple[float, float] | None = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation | None = None
+    pad: int = 0
     flip: float = 0.5
     color_jitter: float = 0.0
     rand_layers: int = 0
     rand_magnitude: float = 10.0
+    trivial: bool = False
     erase: float = 0.0
     erase_area: tuple[float, float] = (0.02, 1 / 3)
     erase_fill: str = "mean"
@@ -61,6 +69,11 @@ class Augment:
         within("color_jitter", self.color_jitter, 0)
         within("rand_magnitude", self.rand_magnitude, 0)
         within("rand_layers", self.rand_layers, 0)
+        within("pad", self.pad, 0)
+        if self.trivial and self.rand_layers:
+            raise ConfigError(
+                f"Expected trivial or rand_layers; got both, with {self.rand_layers} layers. Leave one out."
+            )
         for name in ("scale", "ratio", "erase_area"):
             value = getattr(self, name)
             if value is None and name == "scale":
@@ -100,11 +113,16 @@ def augment(raw: Raw, spec: InputSpec, how: Augment, rng: Rng, name: str = "imag
         cut = region(raw, name, box, spec.size, spec.channels, len(spec.mean), opened)
         filter_ = how.interpolation or ("bicubic" if spec.interpolation == "lanczos" else spec.interpolation)
         x = resize_tensor(planes(cut), spec.size, filter_)
+    if how.pad:
+        top, left = rng.integers(0, 2 * how.pad + 1, 2)
+        x = F.pad(x, (how.pad,) * 4, value=FILL)[:, top : top + spec.size[0], left : left + spec.size[1]]
     if rng.random() < how.flip:
         x = x.flip(2)
-    if how.rand_layers and spec.channels != "raw":
+    if (how.rand_layers or how.trivial) and spec.channels != "raw":
         array = x.permute(1, 2, 0).contiguous().numpy()
         image = Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
+        if how.trivial:
+            image = trivial_augment(image, rng)
         x = planes(np.array(rand_augment(image, how.rand_layers, how.rand_magnitude, rng)))
     if how.color_jitter and spec.channels != "raw":
         x = color_jitter(x, how.color_jitter, rng)
@@ -118,8 +136,7 @@ def takes_many(how: Augment, spec: InputSpec, images: Sequence[Raw]) -> bool:
     count = {"gray": 1, "rgb": 3}.get(spec.channels)
     return (
         how.scale is not None
-        and not how.rand_layers
-        and not how.color_jitter
+        and not (how.pad or how.rand_layers or how.trivial or how.color_jitter)
         and all(isinstance(raw, np.ndarray) and raw.shape[2] == count for raw in images)
     )
 

@@ -94,6 +94,10 @@ class Source(ABC):
         label = tuple(np.flatnonzero(self.labels[i]).tolist()) if self.several else int(self._labels[i])
         return decode(self.raw(i), self.names[i]), label
 
+    def array(self) -> Array | None:
+        """Return the pixels of all images, [N, H, W, C] uint8, if the source holds them in one size; otherwise None."""
+        return None
+
     def place(self, i: int) -> Path | None:
         """Return the file that holds image `i` alone, or None if there is no such file."""
         return None
@@ -207,6 +211,11 @@ class Pixels(Source):
         image: Array = self._images.numpy()[i]
         return image if image.ndim == 3 else image[:, :, None]
 
+    def array(self) -> Array:
+        """See Source."""
+        images: Array = self._images.numpy()
+        return images if images.ndim == 4 else images[..., None]
+
     def excerpt(self, i: int, whole: bool) -> tuple[int, bytes]:
         """See Source; always all of it."""
         data = self._images.numpy()[i].tobytes()
@@ -230,6 +239,11 @@ class Subset(Source):
     def raw(self, i: int) -> Raw:
         """See Source."""
         return self.source.raw(int(self.indices[i]))
+
+    def array(self) -> Array | None:
+        """See Source."""
+        images = self.source.array()
+        return None if images is None else images[self.indices.numpy()]
 
     def place(self, i: int) -> Path | None:
         """See Source."""

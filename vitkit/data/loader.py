@@ -4,7 +4,8 @@
     EvalLoader     every image exactly once over all processes, preprocessed as the InputSpec says
 
 Workers only turn rows (epoch, index) into 8-bit pixels and hold no random state. The process that iterates assembles,
-normalises and mixes the batches, on the device of your choice.
+normalises and mixes the batches, on the device of your choice. For small images in memory, that device can augment too
+(on_device.py), and there are no workers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -25,6 +27,7 @@ from vitkit.data import slots
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
 from vitkit.data.mix import Mix
+from vitkit.data.on_device import OnDevice
 from vitkit.data.order import BalancedOrder, Order, share, within
 from vitkit.data.preprocess import normalize
 from vitkit.data.sample_worker import PIECE, Bad, EvalWorker, Piece, Row, SampleWorker, Sent
@@ -37,6 +40,7 @@ from vitkit.types import Array
 AHEAD = 8  # pieces that each worker may finish before a GPU takes them, while it starts
 RUN_AHEAD = 2**29  # bytes that they may take
 
+AugmentOn = Literal["cpu", "device"]
 BadImages = Literal["fail", "skip"]
 Device = torch.device | str | None
 
@@ -148,6 +152,7 @@ class TrainLoader(_Loader):
         seed: decides order, augmentation and mixing (default: 0).
         mix: MixUp and CutMix (default: neither).
         sampling: a row of SAMPLING: `uniform` (the default) or `balanced`.
+        augment_on: `cpu` (the default), or `device` for images of one size in memory; see on_device.py.
         rank: this process, counted from 0.
         ranks: number of processes; each takes its part of every global batch.
         workers: worker processes for decoding (default: one per core; none for images in memory when the CPU trains).
@@ -167,6 +172,7 @@ class TrainLoader(_Loader):
         seed: int = 0,
         mix: Mix | None = None,
         sampling: str = "uniform",
+        augment_on: str = "cpu",
         rank: int = 0,
         ranks: int = 1,
         workers: int | None = None,
@@ -186,6 +192,10 @@ class TrainLoader(_Loader):
             )
         self.order = pick(SAMPLING, sampling, "sampling")(source, batch_size, seed)
         self.mix = mix or Mix()
+        if augment_on not in get_args(AugmentOn):
+            raise ConfigError(f"augment_on must be one of {', '.join(get_args(AugmentOn))}; got {augment_on!r}.")
+        on_device = augment_on == "device"
+        self._augment = OnDevice(source, spec, augment or Augment(), seed, self.device) if on_device else None
         self._own = range(batch_size)[share(batch_size, rank, ranks)]  # positions in the mixed global batch
 
     def steps(self, epochs: float) -> int:
@@ -215,6 +225,9 @@ class TrainLoader(_Loader):
             on_wait: see `parallel_map`.
         """
         steps = itertools.count(start) if stop is None else range(start, stop)
+        if self._augment is not None:
+            yield from self._on_device(self._augment, steps)
+            return
         for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks, on_wait):
             yield self._assemble(*self._replace(step, x, bad))
 
@@ -242,6 +255,39 @@ class TrainLoader(_Loader):
             if self._work.tiny and pin:  # one copy to the GPU instead of many
                 parts = [torch.cat(parts).pin_memory()]
             yield task, parts, bad
+
+    def _on_device(self, augment: OnDevice, steps: Iterable[int]) -> Iterator[Batch]:
+        """Yield the batches of some steps. A GPU gets its next batch by a thread and a stream of their own, while the
+        model trains on the last one."""
+
+        def make(number: int) -> Batch:
+            step = self._step(number)
+            return self._assemble(step, [augment(step.rows)])
+
+        if self.device.type != "cuda":
+            yield from map(make, steps)
+            return
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))  # which copies the images to the device
+
+        def make_ahead(number: int) -> tuple[Batch, torch.cuda.Event]:
+            with torch.cuda.stream(stream):
+                return make(number), stream.record_event()
+
+        waiting: deque[Future[tuple[Batch, torch.cuda.Event]]] = deque()
+        pool, left = ThreadPoolExecutor(1, "augment"), iter(steps)
+        try:
+            waiting.extend(pool.submit(make_ahead, step) for step in itertools.islice(left, self.prefetch))
+            while waiting:
+                batch, made = waiting.popleft().result()
+                waiting.extend(pool.submit(make_ahead, step) for step in itertools.islice(left, 1))
+                current = torch.cuda.current_stream(self.device)
+                current.wait_event(made)
+                for part in (batch.pixels, batch.labels, batch.index, batch.others, batch.weight):
+                    part.record_stream(current)  # its memory belongs to the other stream
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _replace(self, step: _Step, x: list[Tensor], bad: list[Bad]) -> tuple[_Step, list[Tensor]]:
         """Replace unreadable images by the next readable ones of the order, so that batches keep their size."""

@@ -1,20 +1,25 @@
 """RandAugment (arXiv 1909.13719) as the ViT authors use it: n operations from OPERATIONS, all of the same strength.
 
-Strengths follow the authors' code: 10 is full scale, and recipes with 15 or 20 go beyond it. Geometric operations fill
-with gray. Every operation takes and returns an 8-bit image.
+TrivialAugment (arXiv 2103.10158) is one operation from TRIVIAL, of random strength.
+
+Strengths follow the ViT authors' code: 10 is full scale, and recipes with 15 or 20 go beyond it. Geometric operations
+fill with gray. Every operation takes and returns an 8-bit image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
+from torch import Tensor
 
 from vitkit.types import Array
 
 Rng = np.random.Generator
 Operation = Callable[[Image.Image, float, Rng], Image.Image]
+FILL = 128  # gray, where a geometric operation uncovers something
 
 
 def _table(image: Image.Image, values: Array) -> Image.Image:
@@ -48,7 +53,7 @@ def _affine(image: Image.Image, coefficients: tuple[float, ...]) -> Image.Image:
         Image.Transform.AFFINE,
         coefficients,
         Image.Resampling.BILINEAR,
-        fillcolor=(128,) * len(image.getbands()) if image.mode != "L" else 128,
+        fillcolor=(FILL,) * len(image.getbands()) if image.mode != "L" else FILL,
     )
 
 
@@ -57,7 +62,7 @@ def _sign(rng: Rng) -> float:
 
 
 def _rotate(image: Image.Image, m: float, rng: Rng) -> Image.Image:
-    fill = 128 if image.mode == "L" else (128, 128, 128)
+    fill = FILL if image.mode == "L" else (FILL, FILL, FILL)
     return image.rotate(_sign(rng) * 3.0 * m, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
@@ -86,14 +91,18 @@ def _cutout(image: Image.Image, m: float, rng: Rng) -> Image.Image:
     x, y = int(rng.integers(0, image.width)), int(rng.integers(0, image.height))
     image = image.copy()
     image.paste(
-        128 if image.mode == "L" else (128, 128, 128),
+        FILL if image.mode == "L" else (FILL, FILL, FILL),
         (max(x - pad, 0), max(y - pad, 0), min(x + pad, image.width), min(y + pad, image.height)),
     )
     return image
 
 
-def _factor(m: float) -> float:
-    return 0.18 * m + 0.1
+Number = TypeVar("Number", float, Tensor)
+
+
+def factor(m: Number) -> Number:
+    """Return the factor of the colour operations at a strength: 0.1 at 0, 1 in the middle of the scale, 1.9 at 10."""
+    return m * 0.18 + 0.1
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -103,10 +112,10 @@ OPERATIONS: dict[str, Operation] = {
     "rotate": _rotate,
     "posterize": _posterize,
     "solarize": lambda image, m, rng: ImageOps.solarize(image, min(int(25.6 * m), 256)),
-    "color": lambda image, m, rng: blend_gray(image, _factor(m)),
-    "contrast": lambda image, m, rng: contrast(image, _factor(m)),
-    "brightness": lambda image, m, rng: brightness(image, _factor(m)),
-    "sharpness": lambda image, m, rng: ImageEnhance.Sharpness(image).enhance(_factor(m)),
+    "color": lambda image, m, rng: blend_gray(image, factor(m)),
+    "contrast": lambda image, m, rng: contrast(image, factor(m)),
+    "brightness": lambda image, m, rng: brightness(image, factor(m)),
+    "sharpness": lambda image, m, rng: ImageEnhance.Sharpness(image).enhance(factor(m)),
     "shear_x": lambda image, m, rng: _shear(image, m, rng, along_x=True),
     "shear_y": lambda image, m, rng: _shear(image, m, rng, along_x=False),
     "translate_x": lambda image, m, rng: _translate(image, m, rng, along_x=True),
@@ -129,3 +138,34 @@ def rand_augment(image: Image.Image, layers: int, magnitude: float, rng: Rng) ->
     for which in rng.integers(0, len(names), layers):
         image = OPERATIONS[names[which]](image, magnitude, rng)
     return image
+
+
+# TrivialAugment's operations and the strengths that each is drawn from, (least, most), counted as above.
+TRIVIAL: dict[str, tuple[float, float]] = {
+    "identity": (0, 10),
+    "autocontrast": (0, 10),
+    "equalize": (0, 10),
+    "rotate": (0, 10),
+    "solarize": (0, 10),
+    "color": (0, 10),
+    "posterize": (10, 22.5),  # 4 to 8 bits
+    "contrast": (0, 10),
+    "brightness": (0, 10),
+    "sharpness": (0, 10),
+    "shear_x": (0, 10),
+    "shear_y": (0, 10),
+    "translate_x": (0, 10),
+    "translate_y": (0, 10),
+}
+
+
+def trivial_augment(image: Image.Image, rng: Rng) -> Image.Image:
+    """Apply one operation of TRIVIAL, or none, with a strength of its own.
+
+    Args:
+        image: an image in mode RGB or L.
+        rng: the sample's generator.
+    """
+    name = list(TRIVIAL)[rng.integers(0, len(TRIVIAL))]
+    strength = rng.uniform(*TRIVIAL[name])
+    return image if name == "identity" else OPERATIONS[name](image, strength, rng)

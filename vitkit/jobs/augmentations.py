@@ -56,6 +56,7 @@ def samples(ready: Prepared, count: int = MOST) -> list[Sample]:
         seed=ready.settings.seed,
         mix=recipe.mix,
         sampling=recipe.sampling,
+        augment_on=recipe.augment_on,
         workers=0,
         bad_images=ready.settings.bad_images,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitkit.data.loader import TrainLoader
 from vitkit.jobs.train import Prepared
+from vitkit.training import optim
 from vitkit.training.memory import kept_bytes
 
 
@@ -23,7 +24,7 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
     seconds, activations = _measure(ready)
     weights = sum(p.numel() * 4 for p in ready.model.parameters())
     trained = ready.info["trained"] * 4
-    moments = trained * (1 if recipe.optimizer == "sgd" else 2)
+    moments = 4 * optim.moments(ready.model, recipe)
     points = {
         step: recipe.lr_at(step, total)
         for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})
@@ -74,6 +75,7 @@ def _measure(ready: Prepared) -> tuple[float, int]:
         seed=ready.settings.seed,
         mix=recipe.mix,
         sampling=recipe.sampling,
+        augment_on=recipe.augment_on,
         workers=0,
         device=runtime.device,
         bad_images=ready.settings.bad_images,

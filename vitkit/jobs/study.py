@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitkit.explanations import draw
 
 # The recipe of a study, by the kind of its data: each has a small model of its own.
-SMALL_RECIPES = {"digits": "digits", "idx": "fashion"}
+SMALL_RECIPES = {"digits": "digits", "idx": "fashion-adamw"}
 OTHERWISE = "foodvision-scratch"
 AXES = {"train": "training images", "flops": "training compute (FLOPs)", "lr": "learning rate"}
 SHARES = (0.01, 0.03, 0.1, 0.3)  # of the training images

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints.atomic import staging
+from vitkit.data import on_device
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
 from vitkit.errors import ConfigError, UnreadableFile, pick
@@ -184,6 +185,8 @@ def prepare(
     objective.check(built)
     if how.from_probe and not restored:
         head_from_probe(built, train, chosen, runtime)
+    if how.augment_on == "device":
+        on_device.check(how.augment, built.input_spec, train)
     if chosen.precision == "fp8":
         if not objective.fused:
             raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")

@@ -14,6 +14,7 @@ from vitkit.errors import ConfigError, OutputError
 from vitkit.model.backbone import Backbone
 from vitkit.model.create import configuration
 from vitkit.training.objectives import OBJECTIVES
+from vitkit.training.optim import moments
 from vitkit.training.recipe import Recipe
 from vitkit.training.settings import AUTO, BatchSplit
 from vitkit.training.state import KEPT
@@ -58,7 +59,7 @@ def check_data(recipe: Recipe, val: Source | None) -> None:
 def check_space(out: Path, model: Backbone, recipe: Recipe) -> None:
     """Refuse to start if the disk cannot hold the states (those that are kept and a new one) and the checkpoints."""
     weights = sum(p.numel() * 4 for p in model.parameters())
-    state = weights * (1 + (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema is not None))
+    state = weights * (1 + (recipe.ema is not None)) + 4 * moments(model, recipe)
     needed = (KEPT + 1) * state + 4 * weights
     place = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free

@@ -32,7 +32,7 @@ def new_model(
 
     Args:
         name: a variant or a configuration; None for the recipe's own model.
-        recipe: sets the image size, the dropout and the head.
+        recipe: sets the image size, the evaluation's crop, the dropout and the head.
         classes: the class names, one per output; empty for no head.
         seed: random seed of the weights.
         image_size: in pixels (default: the recipe's, or else the model's own).
@@ -54,8 +54,11 @@ def new_model(
         base = name or recipe.config
         assert base is not None  # `prepare` has checked it
         config = dataclasses.replace(base, **changes)
+    spec = dataclasses.replace(InputSpec.of(config), class_names=tuple(classes))
+    if recipe.eval_crop is not None:
+        spec = dataclasses.replace(spec, resize="crop", crop=recipe.eval_crop)
     torch.manual_seed(seed)
-    model = build(config, dataclasses.replace(InputSpec.of(config), class_names=tuple(classes)))
+    model = build(config, spec)
     if classes:
         _set_bias(model.head, recipe.head_bias if bias is None else bias)
     return model

@@ -208,6 +208,7 @@ class Loop:
             seed=settings.seed,
             mix=self.recipe.mix,
             sampling=self.recipe.sampling,
+            augment_on=self.recipe.augment_on,
             rank=self.runtime.rank,
             ranks=self.runtime.ranks,
             workers=settings.workers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
+from vitkit.model.parts.layers import GATED
 from vitkit.training.lora import LowRank
+from vitkit.training.muon import Muon
 from vitkit.training.recipe import Recipe
 
 
@@ -65,21 +67,73 @@ def layer_of(name: str, layers: int) -> int:
     return layers + 1 if name.startswith(("norm.", "pool.", "pre_logits.", "head.", "predictor.")) else 0
 
 
-def groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Return the optimizer's parameter groups, one per (weight decay, learning-rate factor); `scale` is the factor.
+def matrices(model: nn.Module) -> dict[str, int]:
+    """Return the weights that Muon trains, the kernels of the blocks, and the number of matrices stacked in each.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    vit = getattr(model, "vit", model)  # inside the module of an objective
+    stacked = {"qkv": 3, "fc1": 2 if getattr(vit.config, "hidden_act", "") in GATED else 1}
+    linear = {
+        f"{name}.weight": name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)
+    }
+    found = {
+        name: stacked.get(linear[name], 1)
+        for name, p in model.named_parameters()
+        if p.requires_grad and name in linear and name.removeprefix("vit.").startswith("blocks.")
+    }
+    if not found:
+        raise ConfigError("optimizer='muon' trains the matrices of a ViT's blocks; none is trained here. Use 'adamw'.")
+    return found
+
+
+def groups(model: nn.Module, recipe: Recipe, stacked: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """Return the optimizer's parameter groups, one per (weight decay, learning-rate factor, matrices per weight).
+
+    In each, `scale` is the factor and `pieces` the number of matrices, 0 for other parameters.
 
     Args:
         model: a ViT; frozen parameters are left out.
         recipe: sets weight decay and layer decay.
+        stacked: weights with matrices and their number (default: none).
     """
     decaying, layers = kernels(model), len(getattr(getattr(model, "vit", model), "blocks", ()))
-    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    found: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             scale = 1.0 if recipe.layer_decay is None else recipe.layer_decay ** (layers + 1 - layer_of(name, layers))
             decay = recipe.weight_decay if name in decaying else 0.0
-            found.setdefault((decay, scale), []).append(parameter)
-    return [{"params": params, "weight_decay": decay, "scale": scale} for (decay, scale), params in found.items()]
+            found.setdefault((decay, scale, (stacked or {}).get(name, 0)), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": decay, "scale": scale, "pieces": pieces}
+        for (decay, scale, pieces), params in found.items()
+    ]
+
+
+def _adamw(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+
+
+def _adam(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+
+
+def _sgd(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum, **how)
+
+
+def _muon(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
+    return Muon(groups(model, recipe, matrices(model)), recipe.momentum, lr=recipe.lr, betas=recipe.betas, **how)
+
+
+# Name -> (model, recipe, which kernels) -> optimizer.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "muon": _muon,
+}
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -93,11 +147,15 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     fused = first.device.type in ("cuda", "cpu")
     if recipe.optimizer == "sgd" and type(first.data) is not Tensor:
         fused = False  # torch has no fused SGD for sharded parameters
-    how: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum, **how)
-    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+    return OPTIMIZERS[recipe.optimizer](model, recipe, **({"fused": True} if fused else {"foreach": True}))
+
+
+def moments(model: nn.Module, recipe: Recipe) -> int:
+    """Return how many numbers the optimizer keeps besides the weights: one per weight, or two for Adam and AdamW."""
+    single = recipe.optimizer == "sgd"
+    stacked = matrices(model) if recipe.optimizer == "muon" else {}
+    trained = ((name, p.numel()) for name, p in model.named_parameters() if p.requires_grad)
+    return sum(count * (1 if single or name in stacked else 2) for name, count in trained)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

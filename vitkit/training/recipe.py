@@ -14,12 +14,13 @@ from vitkit.errors import ConfigError, nearest
 from vitkit.model import checks
 from vitkit.model.config import ViTConfig
 
-Optimizer = Literal["adamw", "adam", "sgd"]
+Optimizer = Literal["adamw", "adam", "sgd", "muon"]
 Decay = Literal["linear", "cosine", "constant"]
 Loss = Literal["softmax", "sigmoid"]
 Objective = Literal["classify", "several-labels", "masked-patch", "distil"]
 Target = Literal["mean", "4x4", "patch"]
 Sampling = Literal["uniform", "balanced"]
+AugmentOn = Literal["cpu", "device"]
 ClassWeights = Literal["equal", "balanced"]
 LRRule = Literal["fixed", "linear", "sqrt"]
 DecayFrom = Literal["warmup", "start"]
@@ -57,16 +58,19 @@ class Recipe:
         images: training images to use, a count or, below 1, a share: the same share of every class, chosen by the seed;
             a larger subset contains the smaller ones. None for all of them.
         image_size: in pixels; None for the model's own.
+        eval_crop: share of the resized image's side that a new model's evaluation keeps, such as 224 / 256; None to
+            resize both sides to the image size.
         epochs: passes over the data; give either this or `steps`.
         steps: optimizer steps; give either this or `epochs`.
         batch_size: images per step, over all processes and micro-batches.
-        optimizer: `adamw`, `adam` or `sgd`. Table 3 says Adam; the authors' code decays weights separately from the
-            gradient, which is AdamW. `adam` adds the decay to the gradient instead.
+        optimizer: a row of `optim.OPTIMIZERS`: `adamw`, `adam`, `sgd` or `muon`. Table 3 says Adam; the authors' code
+            decays weights separately from the gradient, which is AdamW. `adam` adds the decay to the gradient instead.
+            `muon` is Muon for the matrices of the blocks and AdamW for everything else, with one learning rate.
         lr: the base learning rate, at `batch_size`.
         lr_choices: learning rates that the publication chose from, on a held-out part of train (`vitkit sweep`).
         lr_rule: how lr follows another batch size: `fixed` (not at all), `linear` or `sqrt`.
         betas: AdamW's.
-        momentum: SGD's.
+        momentum: SGD's and Muon's.
         weight_decay: weight decay of kernels; biases, norms, tokens and positions do not decay.
         decay: shape of the schedule after the warm-up: `linear`, `cosine` or `constant`.
         decay_from: where the decay's progress is counted from: the end of the `warmup`, as the paper's authors do, or
@@ -101,6 +105,8 @@ class Recipe:
             train all parameters.
         val: share of train that is held out if the data set has no validation part.
         augment: the augmentation of single images.
+        augment_on: where they are augmented: `cpu`, or, for images of one size in memory, the `device` that trains; its
+            random numbers are others, and its pixels are rounded differently.
         mix: MixUp and CutMix.
     """
 
@@ -114,6 +120,7 @@ class Recipe:
     target: Target = "mean"
     images: float | None = None
     image_size: int | None = None
+    eval_crop: float | None = None
     epochs: float | None = None
     steps: int | None = None
     batch_size: int
@@ -149,6 +156,7 @@ class Recipe:
     lora: int | None = None
     val: float = 0.1
     augment: Augment = INCEPTION
+    augment_on: AugmentOn = "cpu"
     mix: Mix = UNMIXED
 
     def __post_init__(self) -> None:
@@ -171,7 +179,7 @@ class Recipe:
             checks.number(name, getattr(self, name), 0)
         for name in ("label_smoothing", "dropout", "drop_path", "momentum", "val"):
             checks.number(name, getattr(self, name), 0, 1)
-        for name in ("clip", "layer_decay", "ema"):
+        for name in ("clip", "layer_decay", "ema", "eval_crop"):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, math.inf if name == "clip" else 1, open_low=True)
         checks.one_of("optimizer", self.optimizer, Optimizer)
@@ -183,6 +191,7 @@ class Recipe:
         checks.one_of("lr_rule", self.lr_rule, LRRule)
         checks.one_of("class_weights", self.class_weights, ClassWeights)
         checks.one_of("sampling", self.sampling, Sampling)
+        checks.one_of("augment_on", self.augment_on, AugmentOn)
         for name, usual in TEACHING.items():
             if self.teacher is None and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is for a run with a teacher; got none. Give --teacher, or leave it out.")
