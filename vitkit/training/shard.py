@@ -63,6 +63,7 @@ def check(settings: Settings, recipe: Recipe, model: Backbone, ranks: int, passe
         (settings.compile, "does not work with --compile; leave it out"),
         (not OBJECTIVES[recipe.objective].fused, f"is for classification; leave it out with {recipe.objective}"),
         (recipe.lora, "is for models that are trained whole; leave --lora out"),
+        (recipe.optimizer == "muon", "divides the matrices that Muon needs whole; use --optimizer adamw"),
         (passed and ranks > 1, "cannot train a model in place; name a variant or give a configuration"),
     ):
         if given:
