@@ -1,18 +1,20 @@
 """Feed damaged and hostile files to the doors of vitkit, and count what survives.
 
-    python -m benchmarks.fuzz images       [--count 100000] [--seed 0] [--state images.json]
-    python -m benchmarks.fuzz checkpoints  [--count 20000]  [--seed 0] [--state checkpoints.json]
-    python -m benchmarks.fuzz exports      [--count 1000]   [--seed 0] [--state exports.json]
-    python -m benchmarks.fuzz http         [--seconds 600]  [--seed 0]
+    python -m benchmarks.fuzz images       [--count 100000] [--seed 0] [--jobs 1] [--seconds S] [--state images.json]
+    python -m benchmarks.fuzz checkpoints  [--count 20000]  [--seed 0] [--jobs 1] [--seconds S] [--state cp.json]
+    python -m benchmarks.fuzz exports      [--count 1000]   [--seed 0] [--jobs 1] [--seconds S] [--state exports.json]
+    python -m benchmarks.fuzz http         [--seconds 600]  [--seed 0] [--state http.json]
 
 Case N of a seed is always the same: a file of a small corpus with a few seeded mutations (bits, numbers, pieces cut,
 doubled or taken from another file; values of JSON). A case survives if it is read, or refused with a VitkitError of
 reasonable length. It is lost if it ends in another exception, kills or hangs its process (watchdog), or lets anything
 run that is planted in it. The cases run in a child process, which is replaced after every batch; its memory must stay
-flat, and nothing may be printed by the C libraries behind Pillow and PyTorch. With --state, a stopped run
-continues where it was. The exit code is 1 if anything was lost. `http` is benchmarks/fuzz_http.py.
+flat, and nothing may be printed by the C libraries behind Pillow and PyTorch. --jobs sets the number of child processes
+at a time. After --seconds no batch is begun; with --state, a stopped run continues with the batches that are missing.
+The exit code is 1 if anything was lost, and 3 if cases are still to be tried. `http` is benchmarks/fuzz_http.py.
 
-Coverage-guided fuzzing is optional: with atheris installed, `--atheris` runs the same doors under it until Ctrl-C.
+Coverage-guided fuzzing is optional: with atheris installed (`pip install 'vitkit[fuzz]'`), `--atheris` runs the same
+doors under it, for --seconds or until the first input that fails.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
+import logging
 import os
 import queue
 import random
@@ -30,9 +34,11 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +46,7 @@ import numpy as np
 from PIL import Image
 
 LONGEST = 2000  # characters of an error message
-BATCH = 5000  # cases per child process
+BATCH = 1000  # cases per child process
 PATIENCE = 60.0  # seconds without an answer after which a case counts as a hang
 MEMORY = 16 * 2**30  # bytes of address space of a child
 GROWTH = 200  # MB by which a child may grow after its first hundred cases
@@ -192,6 +198,12 @@ class Images:
         raw = mutate(self.corpus[name], rng, self.corpus[rng.choice(self.names)])
         return name, lambda: self.door(raw, name)
 
+    def seeds(self) -> Iterator[tuple[str, bytes]]:
+        yield from self.corpus.items()
+
+    def take(self, data: bytes) -> None:
+        self.door(data, "an image")
+
     def door(self, raw: bytes, name: str) -> None:
         from vitkit.data.decode import decode, header, region, upright_size
         from vitkit.data.doctor import describe
@@ -323,6 +335,15 @@ class Checkpoints:
             raw = mutate(original, rng, self.originals[rng.choice(self.places)[1]])
         return f"{file.parent.name}/{file.name}", lambda: self.door(source, file, raw, original)
 
+    def seeds(self) -> Iterator[tuple[str, bytes]]:
+        for number, (_, file) in enumerate(self.places):
+            yield file.name, bytes([number]) + self.originals[file]
+
+    def take(self, data: bytes) -> None:
+        """The first byte says which file the others replace."""
+        source, file = self.places[(data[0] if data else 0) % len(self.places)]
+        self.door(source, file, data[1:], self.originals[file])
+
     def door(self, source: Path, file: Path, raw: bytes, original: bytes) -> None:
         import torch
 
@@ -380,6 +401,13 @@ class Exports:
         source, file = rng.choice(self.places)
         raw = mutate(self.originals[file], rng, self.originals[rng.choice(self.places)[1]])
         return file.name, lambda: self.door(source, file, raw)
+
+    def seeds(self) -> Iterator[tuple[str, bytes]]:
+        for number, (_, file) in enumerate(self.places):
+            yield file.name, bytes([number]) + self.originals[file]
+
+    def take(self, data: bytes) -> None:
+        self.door(*self.places[(data[0] if data else 0) % len(self.places)], data[1:])
 
     def door(self, source: Path, file: Path, raw: bytes) -> None:
         import torch
@@ -445,8 +473,6 @@ def run_cases(kind: str, seed: int, start: int, stop: int, say: Callable[[dict[s
 
 def child(kind: str, seed: int, start: int, stop: int) -> None:
     """Run cases in this process and write a line of JSON for each; run by `watch`."""
-    import logging
-
     with contextlib.suppress(ImportError, ValueError):
         import resource
 
@@ -514,7 +540,16 @@ def _read(stream: Any, lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def fuzz(kind: str, count: int, seed: int, state: Path | None = None, show: Callable[[str], None] = print) -> Any:
+def fuzz(
+    kind: str,
+    count: int,
+    seed: int,
+    state: Path | None = None,
+    show: Callable[[str], None] = print,
+    *,
+    jobs: int = 1,
+    seconds: float = float("inf"),
+) -> Any:
     """Run all cases of a kind, continuing from `state`; return the summary.
 
     Args:
@@ -523,44 +558,60 @@ def fuzz(kind: str, count: int, seed: int, state: Path | None = None, show: Call
         seed: chooses them.
         state: file that keeps the summary, so that a stopped run can continue (default: none).
         show: receives a line of progress now and then.
+        jobs: child processes at the same time (default: 1).
+        seconds: begin no batch after this time (default: never).
     """
-    summary: dict[str, Any] = {"kind": kind, "seed": seed, "done": 0, "how": {}, "lost": [], "noise": 0, "growth": 0.0}
+    summary: dict[str, Any] = {
+        **{"kind": kind, "seed": seed, "done": 0, "batches": [], "how": {}, "lost": [], "noise": 0, "growth": 0.0}
+    }
     if state is not None and state.is_file():
         kept = json.loads(state.read_text(encoding="utf-8"))
         if (kept["kind"], kept["seed"]) != (kind, seed):
             raise SystemExit(f"{state} belongs to {kept['kind']}, seed {kept['seed']}; choose another --state.")
         summary = kept
-    how, began, first = Counter(summary["how"]), time.monotonic(), 0.0
+    began, lock = time.monotonic(), threading.Lock()
 
-    def keep() -> None:
-        summary["how"] = dict(how)
-        if state is not None:
-            state.with_suffix(".part").write_text(json.dumps(summary, indent=1), encoding="utf-8")
-            state.with_suffix(".part").replace(state)
+    def batch(start: int, stop: int) -> None:
+        """Run a batch of cases and add them to the summary; one that is interrupted is run again the next time."""
+        if time.monotonic() - began > seconds:
+            return
+        how, lost, noise, growth, first = Counter[str](), list[dict[str, Any]](), 0, 0.0, 0.0
+        for found in watch(kind, seed, start, stop):
+            if "noise" in found:
+                noise += found["lines"]
+                show(f"printed by a library: {found['noise']}")
+                continue
+            bad = found["how"].startswith("lost")
+            how["lost" if bad else found["how"]] += 1
+            if bad:
+                lost.append({key: found[key] for key in ("n", "file", "how")})
+                show(f"LOST case {found['n']} ({found['file']}): {found['how']}")
+            if "mb" in found:
+                first = found["mb"] if found["n"] - start <= min(100, (stop - start) // 2) else first
+                growth = max(growth, found["mb"] - first)
+        with lock:
+            summary["how"] = dict(Counter(summary["how"]) + how)
+            summary["lost"] += lost
+            summary["noise"] += noise
+            summary["growth"] = max(summary["growth"], growth)
+            summary["done"] += how.total()
+            summary["batches"].append([start, stop])
+            if state is not None:
+                state.with_suffix(".part").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+                state.with_suffix(".part").replace(state)
+            show(f"{summary['done']:,} of {count:,}, {time.monotonic() - began:.0f} s, {len(summary['lost'])} lost")
 
-    try:
-        while summary["done"] < count:
-            start, begin = summary["done"], summary["done"]
-            for found in watch(kind, seed, start, min(start + BATCH, count)):
-                if "noise" in found:
-                    summary["noise"] += found["lines"]
-                    show(f"printed by a library: {found['noise']}")
-                    continue
-                lost = found["how"].startswith("lost")
-                how["lost" if lost else found["how"]] += 1
-                if lost:
-                    summary["lost"].append({key: found[key] for key in ("n", "file", "how")})
-                    show(f"LOST case {found['n']} ({found['file']}): {found['how']}")
-                if "mb" in found:
-                    first = found["mb"] if found["n"] - begin <= min(100, (count - begin) // 2) else first
-                    summary["growth"] = max(summary["growth"], found["mb"] - first)
-                summary["done"] = found["n"] + 1
-                if summary["done"] % 1000 == 0:
-                    keep()
-                    seconds = time.monotonic() - began
-                    show(f"{summary['done']:,} of {count:,}, {seconds:.0f} s, {len(summary['lost'])} lost")
-    finally:
-        keep()
+    finished = {number for start, stop in summary["batches"] for number in range(start, stop)}
+    left = [number for number in range(count) if number not in finished]
+    groups = [list(group) for _, group in itertools.groupby(left, lambda number: number // BATCH)]
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(batch, group[0], group[-1] + 1) for group in groups]
+        try:
+            for one in waiting:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return summary
 
 
@@ -568,7 +619,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*KINDS, "http"])
     parser.add_argument("--count", type=int, default=None)
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=None)
     parser.add_argument("--case", type=int, default=None, help="run this one case in this process")
@@ -577,15 +629,17 @@ def main() -> None:
     if given.kind == "http":
         from benchmarks import fuzz_http
 
-        sys.exit(fuzz_http.attack(given.seconds, given.seed))
+        sys.exit(fuzz_http.attack(given.seconds or 600, given.seed, given.state))
+    seconds = given.seconds or float("inf")
     if given.atheris:
-        return guided(given.kind)
+        return guided(given.kind, given.seed, seconds)
     if given.case is not None:
         with tempfile.TemporaryDirectory() as place:
             file, door = KINDS[given.kind](Path(place)).case(generator(given.kind, given.seed, given.case))
             print(file)
             return door()
-    summary = fuzz(given.kind, given.count or KINDS[given.kind].count, given.seed, given.state)  # type: ignore[attr-defined]
+    count = given.count or KINDS[given.kind].count  # type: ignore[attr-defined]
+    summary = fuzz(given.kind, count, given.seed, given.state, jobs=given.jobs, seconds=seconds)
     total = sum(summary["how"].values())
     print(
         f"{given.kind}: {total:,} tried, {total - len(summary['lost']):,} survived, {len(summary['lost'])} lost; seed "
@@ -594,28 +648,45 @@ def main() -> None:
     )
     for name, often in sorted(summary["how"].items(), key=lambda item: -item[1]):
         print(f"  {name:20} {often:,}")
-    sys.exit(bool(summary["lost"]) or summary["growth"] > GROWTH)
+    sys.exit(1 if summary["lost"] or summary["growth"] > GROWTH else 3 if summary["done"] < count else 0)
 
 
-def guided(kind: str) -> None:
-    """Run the doors under atheris, which looks for inputs that reach new code; stop it with Ctrl-C."""
+def guided(kind: str, seed: int, seconds: float) -> None:
+    """Run the doors under atheris, which mutates the corpus so that it reaches new code; ends at the first loss.
+
+    Args:
+        kind: a row of KINDS.
+        seed: of atheris' own mutations.
+        seconds: how long to run.
+    """
     from vitkit.errors import VitkitError
 
     try:
         import atheris  # type: ignore[import-not-found]
     except ImportError:
         raise SystemExit("this needs atheris: pip install atheris") from None
-    with tempfile.TemporaryDirectory() as place:
-        fuzzed = KINDS[kind](Path(place))
+    logging.getLogger("vitkit").setLevel(logging.ERROR)
+    place = Path(tempfile.mkdtemp())  # atheris ends the process, so nothing after it runs
+    (place / "corpus").mkdir()
+    fuzzed = KINDS[kind](place)
+    for number, (name, raw) in enumerate(fuzzed.seeds()):
+        (place / "corpus" / f"{number:03d}-{name}").write_bytes(raw)
 
-        def one(data: bytes) -> None:
-            # The bytes choose the case's random numbers, so coverage guides the mutations.
-            with contextlib.suppress(VitkitError):
-                fuzzed.case(random.Random(data))[1]()
+    def one(data: bytes) -> None:
+        with contextlib.suppress(VitkitError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fuzzed.take(data)
 
-        atheris.instrument_all()
-        atheris.Setup([sys.argv[0]], one)
-        atheris.Fuzz()
+    with contextlib.suppress(VitkitError):  # imports what the door needs, to be instrumented
+        fuzzed.take(next(fuzzed.seeds())[1])
+    for name, module in list(sys.modules.items()):
+        for function in vars(module).values() if name.partition(".")[0] in ("vitkit", "PIL") else ():
+            if isinstance(function, types.FunctionType) and function.__module__ == name:
+                atheris.instrument_func(function)
+    limits = (f"-max_total_time={int(min(seconds, 10**9))}", f"-seed={seed + 1}", "-max_len=100000", "-rss_limit_mb=0")
+    atheris.Setup([sys.argv[0], *limits, f"-artifact_prefix={place}/", str(place / "corpus")], one)
+    print(f"inputs that fail are kept in {place}", flush=True)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -88,23 +88,31 @@ def test_what_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lost == [True, False, True, True]
 
 
-def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_stopped_run_continues(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     def watch(kind: str, seed: int, start: int, stop: int) -> Any:
         asked.append((start, stop))
         for number in range(start, stop):
-            if number == 7 and len(asked) == 1:
+            if number == 12 and (10, 15) not in asked[:-1]:
                 raise KeyboardInterrupt
             yield {"n": number, "file": "f", "how": "lost: x" if number == 2 else "read", "mb": 1.0}
 
     monkeypatch.setattr(fuzz, "watch", watch)
+    monkeypatch.setattr(fuzz, "BATCH", 5)
     state = tmp_path / "s.json"
     with pytest.raises(KeyboardInterrupt):
-        fuzz.fuzz("images", 20, 0, state, lambda line: None)
-    summary = fuzz.fuzz("images", 20, 0, state, lambda line: None)
-    assert asked == [(0, 20), (7, 20)]
-    assert summary["how"] == {"read": 19, "lost": 1}
+        fuzz.fuzz("images", 18, 0, state, lambda line: None, jobs=jobs)
+    kept = json.loads(state.read_text())
+    assert [10, 15] not in kept["batches"]
+    asked = [(10, 15)]
+    summary = fuzz.fuzz("images", 18, 0, state, lambda line: None, jobs=jobs)
+    assert not [pair for pair in asked[1:] if list(pair) in kept["batches"]]  # nothing is done twice
+    assert sorted(summary["batches"]) == [[0, 5], [5, 10], [10, 15], [15, 18]]
+    assert summary["how"] == {"read": 17, "lost": 1}
     assert [one["n"] for one in summary["lost"]] == [2]
+    assert fuzz.fuzz("images", 30, 0, state, lambda line: None, seconds=-1)["done"] == 18  # no time left
+    assert fuzz.fuzz("images", 22, 0, state, lambda line: None)["batches"][-2:] == [[18, 20], [20, 22]]
     with pytest.raises(SystemExit, match="belongs to images, seed 0"):
         fuzz.fuzz("checkpoints", 20, 0, state)

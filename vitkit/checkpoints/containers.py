@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import pickle
 import pickletools
@@ -195,12 +196,8 @@ def _too_deep(path: Path) -> bool:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if name.endswith(".pkl"):
-                        with archive.open(name) as file:
-                            if _nested(file):
-                                return True
-            return False
+                pickles = (name for name in archive.namelist() if name.endswith(".pkl"))
+                return any(_nested(io.BytesIO(archive.read(name))) for name in pickles)
         with open(path, "rb") as file:  # a magic number, the version, the machine, the object, its storages
             return any(_nested(file) for _ in range(5))
     except Exception:  # damaged: torch says how
