@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -80,11 +81,7 @@ def picture(curves: Mapping[str, list[dict[str, Any]]], title: str, out: Path) -
 
 
 def _best_so_far(curve: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    seconds, best = [], []
-    for row in curve:
-        seconds.append(row["seconds"])
-        best.append(max(100 * row["top1"], *best[-1:]))
-    return seconds, best
+    return [row["seconds"] for row in curve], list(itertools.accumulate((100 * row["top1"] for row in curve), max))
 
 
 def record(args: argparse.Namespace) -> dict[str, Any]:
@@ -176,11 +173,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         found[name] = json.loads(file.read_text()) if not code and file.is_file() else {"failed": code, "curve": []}
     print(f"\n| {args.what} | held out | seconds | epochs | images/s | waiting |\n|---|---|---|---|---|---|")
     for name, row in sorted(found.items(), key=lambda item: -(item[1].get("best") or 0)):
-        if "failed" in row:
-            print(f"| {name} | failed ({row['failed']}) | | | | |")
-            continue
-        numbers = f"{row['seconds']:.0f} | {row['epochs']} | {row['images_per_second']:,.0f} | {row['waiting']:.1%}"
-        print(f"| {name} | {row['best']:.2%} | {numbers} |" if row["best"] else f"| {name} | - | {numbers} |")
+        values = [f"{row['best']:.2%}" if row.get("best") else f"failed ({codes[name]})" if codes[name] else "none"]
+        values += [str(row.get(key, "")) for key in ("seconds", "epochs", "images_per_second", "waiting")]
+        print(f"| {name} | {' | '.join(values)} |")
     return found
 
 
