@@ -110,6 +110,12 @@ FAULTS: dict[str, Fault] = {
         "checkpoints/test_load.py",
     ),
     # data
+    "augmentation on the device repeats every epoch": fault(
+        "data/on_device.py", " * GAMMA + rows[:, 0])", " * GAMMA)", "data/test_on_device.py"
+    ),
+    "a crop on the device reads beyond its border": fault(
+        "data/on_device.py", ".minimum(w - 1)", ".minimum(w)", "data/test_on_device.py"
+    ),
     "photos that differ in 24 bits count as the same": fault(
         "data/near.py", "DISTANCE = 10", "DISTANCE = 24", "data/test_messy.py"
     ),
@@ -154,6 +160,12 @@ FAULTS: dict[str, Fault] = {
         "data/preprocess.py", "math.floor(H / spec.crop)", "math.ceil(H / spec.crop)", "data/test_preprocess.py"
     ),
     # training
+    "Muon makes q, k and v orthogonal as one matrix": fault(
+        "training/optim.py", 'stacked = {"qkv": 3', 'stacked = {"qkv": 1', "training/test_parts.py"
+    ),
+    "Muon's update ignores the size of the matrix": fault(
+        "training/muon.py", " * max(shape) ** 0.5", "", "training/test_parts.py"
+    ),
     "accumulated gradients divided by the micro-batch": fault(
         "training/gradients.py",
         "loss * counted / self.mean_share",

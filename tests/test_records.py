@@ -35,6 +35,7 @@ def test_changes_reach_the_parts_of_a_recipe() -> None:
 
 def test_the_picture_has_a_line_per_curve(tmp_path: Path) -> None:
     picture({"a": CURVE, "b": CURVE[:2], "none": []}, "title", tmp_path / "curve.png")
-    assert Image.open(tmp_path / "curve.png").width > 500
+    with Image.open(tmp_path / "curve.png") as found:
+        assert found.width > 500
     picture({"none": []}, "title", tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()

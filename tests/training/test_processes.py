@@ -33,6 +33,14 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
             assert a["images"] == b["images"] == 179  # an odd number: every image once
 
 
+def test_two_processes_with_muon_and_augmentation_on_the_device(tmp_path: Path) -> None:
+    recipe = tiny(steps=6, optimizer="muon", augment_on="device", mix=Mix(cutmix=1.0), ema=0.9, layer_decay=0.8)
+    run(tmp_path / "one", recipe)
+    assert forked(lambda rank: run(tmp_path / "two", recipe), ranks=2) == [0, 0]
+    for which in ("last", "ema"):
+        assert distance(tmp_path / "one", tmp_path / "two", which) < 1e-4
+
+
 def test_two_processes_with_accumulation_and_dropout(tmp_path: Path) -> None:
     recipe = tiny(steps=6, dropout=0.1, batch_size=16)
     settings = {**SETTINGS, "micro_batch": 2}

@@ -106,6 +106,7 @@ def test_two_processes_shard_as_they_train_and_one_resumes(tmp_path: Path) -> No
         ({}, {"compile": True}, r"--shard does not work with --compile; leave it out\."),
         ({}, {"precision": "fp16", "device": "cpu"}, "fp16"),
         ({"objective": "masked-patch"}, {}, r"--shard is for classification"),
+        ({"optimizer": "muon"}, {}, r"--shard divides the matrices that Muon needs whole; use --optimizer adamw\."),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(tmp_path: Path, recipe: Any, settings: Any, message: str) -> None:
