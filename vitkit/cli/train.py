@@ -14,6 +14,8 @@ from vitkit.cli.config_file import takes_config
 from vitkit.cli.options import loads_weights, parse_fields, parse_size
 from vitkit.cli.run_options import LABELLED, DryRun, Fields, Out, Resume, RunReport, RunSize, of_machine, run_options
 
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
+
 
 @takes_config
 @loads_weights
@@ -43,6 +45,10 @@ def train(
     ] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", help="With --dry-run, also show what this many GPUs would need (default: none)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the --dry-run as JSON.")] = False,
     show_augmentations: Annotated[
         Path | None,
@@ -75,6 +81,8 @@ def train(
         raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
     if "micro_batch" in settings and accumulate is not None:
         raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
+    if gpus is not None and (gpus < 1 or not dry_run):
+        raise ConfigError(f"--gpus must be a positive whole number, and needs --dry-run; got {gpus}.")
     size = parse_size(image_size)
     quick = dry_run or show_augmentations is not None
     if not quick and os.environ.get("RANK", "0") == "0":  # importing torch and scanning a large folder take a while
@@ -108,7 +116,7 @@ def train(
         from vitkit.jobs.dry_run import dry_run as describe
 
         if ready.runtime.main:
-            plan = describe(ready)
+            plan = describe(ready, gpus)
             print(json.dumps(plan, indent=1)) if as_json else show_plan(plan)
         return
     carry_out(ready, report)
@@ -195,5 +203,52 @@ def show_plan(plan: dict[str, Any]) -> None:
             ("time", f"{plan['seconds_per_step']:.2f} s per step, {plan['hours']:.2f} h in all (from one micro-batch)"),
         ],
     )
+    if "scale" in plan:
+        print()
+        show_scale(plan["scale"])
     for note in plan["notes"]:
         print(f"note: {note}")
+
+
+def show_scale(found: dict[str, Any]) -> None:
+    """Print what a run would need on several GPUs."""
+    from vitkit.cli.text import print_table
+
+    def size(count: float) -> str:
+        unit = next(unit for unit in ("TB", "GB", "MB") if count >= UNITS[unit] or unit == "MB")
+        return f"{count / UNITS[unit]:,.{1 if count < 100 * UNITS[unit] else 0}f} {unit}"
+
+    memory = ", ".join(f"{name} {size(value)}" for name, value in found["memory"].items() if value and name != "all")
+    source = "measured here" if found["measured_here"] else "estimated from measurements on an H200"
+    why = {
+        "images": "beyond, each GPU has fewer than 32 images per step, where its speed was not measured",
+        "link": f"beyond, the network takes longer than the backward pass, at {size(found['link'])}/s per GPU",
+    }
+    print_table(
+        [f"{found['gpus']:,} GPUs", ""],
+        [
+            ("each", f"{found['gpu']}, {found['speed_of_one']:,.0f} images/s in bf16 ({source})"),
+            (
+                "time",
+                f"{found['seconds_per_step']:.3g} s per step of {found['images_per_gpu']:,.0f} images each, "
+                f"{found['images_per_second']:,.0f} images/s, {found['hours']:,.1f} h in all, {found['waiting']:.0%} "
+                f"waiting for the network at {size(found['link'])}/s per GPU",
+            ),
+            ("memory of each", f"{size(found['memory']['all'])}: {memory}"),
+            (
+                "cores",
+                f"{found['cores']:,} to decode ({found['cores_per_gpu']} per GPU), at the {found['decode']:,.0f} "
+                "images/s of one core here",
+            ),
+            (
+                "disk",
+                f"{size(found['data'])} of images, read at {size(found['read_per_second'])}/s; "
+                f"{size(found['disk'])} for the run, {size(found['state'])} per save",
+            ),
+            (
+                "network",
+                f"{size(found['sent_per_step'])} sent per GPU and step; {size(found['link_needed'])}/s would hide it",
+            ),
+            ("scales to", f"about {found['most_gpus']:,} at this batch size; {why[found['limit']]}"),
+        ],
+    )

@@ -1,27 +1,58 @@
-"""What a run would do: steps, learning rates, parameters, memory, data. Only one micro-batch is computed."""
+"""What a run would do: steps, learning rates, parameters, memory, data. Only a micro-batch is computed.
+
+With a number of GPUs, also what the run would need there: training/plan.py, with what can be measured here.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
+from vitkit.data.base import Source
 from vitkit.data.loader import TrainLoader
-from vitkit.jobs.train import Prepared
+from vitkit.jobs.train import Prepared, wrapped
+from vitkit.model.create import need_vit
+from vitkit.model.parts.fit import unfit
+from vitkit.speed.training import TAKES
 from vitkit.training import optim
 from vitkit.training.memory import kept_bytes
+from vitkit.training.plan import Job, Machine, plan
+
+PASSES = 3  # on a GPU, where the first pass also compiles and allocates; the fastest counts
 
 
-def dry_run(ready: Prepared) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Measured:
+    """One micro-batch.
+
+    Args:
+        seconds: of its forward and backward pass.
+        kept: bytes that it keeps for the backward pass.
+        decoded: images per second that one core reads, decodes and augments.
+    """
+
+    seconds: float
+    kept: int
+    decoded: float
+
+
+def dry_run(ready: Prepared, gpus: int | None = None) -> dict[str, Any]:
     """Describe a prepared run, and measure one micro-batch of it.
 
     Args:
         ready: the result of `prepare`.
+        gpus: number of GPUs to plan for (default: no plan).
 
     Returns:
         The values that `vitkit train --dry-run` prints.
     """
     recipe, split, total = ready.recipe, ready.split, ready.recipe.total(len(ready.train))
-    seconds, activations = _measure(ready)
+    measured = _measure(ready)
+    seconds, activations = measured.seconds, measured.kept
     weights = sum(p.numel() * 4 for p in ready.model.parameters())
     trained = ready.info["trained"] * 4
     moments = 4 * optim.moments(ready.model, recipe)
@@ -61,11 +92,52 @@ def dry_run(ready: Prepared) -> dict[str, Any]:
         "seconds_per_step": seconds * split.count,
         "hours": seconds * split.count * total / 3600,
         "notes": list(ready.notes),
+        **({} if gpus is None else {"scale": scale(ready, gpus, measured)}),
     }
 
 
-def _measure(ready: Prepared) -> tuple[float, int]:
-    """Return the seconds of one micro-batch, forward and backward, and the bytes it keeps for the backward pass."""
+def scale(ready: Prepared, gpus: int, measured: Measured) -> dict[str, Any]:
+    """Return what a run needs on so many GPUs: those of this machine, or else H200s.
+
+    Args:
+        ready: the result of `prepare`.
+        gpus: number of GPUs.
+        measured: what was measured here.
+    """
+    recipe, settings, here = ready.recipe, ready.settings, ready.runtime.device.type == "cuda"
+    c = need_vit(ready.model, "--gpus").config
+    job = Job(
+        config=c,
+        batch=recipe.batch_size,
+        steps=recipe.total(len(ready.train)),
+        images=len(ready.train),
+        micro=settings.micro_batch if isinstance(settings.micro_batch, int) else None,
+        moments=1 if recipe.optimizer == "sgd" else 2,
+        ema=recipe.ema is not None,
+        fused=ready.objective.fused and not (c.hidden_dropout_prob or c.layer_scale is not None or unfit(c, TAKES)),
+        checkpointing=bool(settings.checkpointing),
+        shard=settings.shard,
+    )
+    speed = ready.split.micro / measured.seconds if here else None
+    machine = Machine(images_per_second=speed, decode=measured.decoded, image_bytes=_file_size(ready.train))
+    name = torch.cuda.get_device_name(ready.runtime.device) if here else "H200"
+    return {"gpu": name, "measured_here": here, "decode": measured.decoded, **plan(job, gpus, machine)}
+
+
+def _file_size(source: Source, sample: int = 64) -> float:
+    """Return the mean size in bytes of an image as it is stored, of some images from all parts of a source."""
+    places = np.linspace(0, len(source) - 1, min(sample, len(source))).astype(int)
+    found = []
+    for i in places:
+        if (file := source.place(int(i))) is not None:
+            found.append(file.stat().st_size)
+        else:
+            raw = source.raw(int(i))
+            found.append(len(raw) if isinstance(raw, bytes) else np.asarray(raw).nbytes)
+    return float(np.mean(found))
+
+
+def _measure(ready: Prepared) -> Measured:
     model, recipe, runtime, split = ready.model, ready.recipe, ready.runtime, ready.split
     loader = TrainLoader(
         ready.train,
@@ -80,7 +152,9 @@ def _measure(ready: Prepared) -> tuple[float, int]:
         device=runtime.device,
         bad_images=ready.settings.bad_images,
     )
+    began = time.process_time()  # of one core, whatever else this machine does
     batch = next(loader.batches(0, 1))
+    decoded = len(batch) / max(time.process_time() - began, 1e-6)
     model.to(runtime.device).train()
     model.gradient_checkpointing = bool(ready.settings.checkpointing)
     learner = ready.objective.learner(model)
@@ -88,4 +162,15 @@ def _measure(ready: Prepared) -> tuple[float, int]:
     loss, kept = kept_bytes(ready.objective, learner, batch, runtime)
     (loss / len(batch)).backward()
     loss.item()
-    return time.perf_counter() - began, kept
+    seconds = time.perf_counter() - began
+    if runtime.device.type == "cuda":
+        fused = learner is model and not ready.settings.shard
+        forward = wrapped(model, graph=False, fp8=ready.settings.precision == "fp8") if fused else learner
+        for _ in range(PASSES):
+            began = time.perf_counter()
+            loss, _ = ready.objective.loss(forward, batch, 0, runtime)
+            (loss / len(batch)).backward()
+            loss.item()
+            torch.cuda.synchronize()
+            seconds = min(seconds, time.perf_counter() - began)
+    return Measured(seconds, kept, decoded)

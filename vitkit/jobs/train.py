@@ -268,7 +268,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
     runtime = ready.runtime
     # CUDA graphs cannot share or accumulate gradients.
     alone = runtime.ranks == 1 and ready.split.count == 1 and ready.settings.micro_batch != AUTO
-    wrap = partial(_wrapped, graph=alone, fp8=ready.settings.precision == "fp8")
+    wrap = partial(wrapped, graph=alone, fp8=ready.settings.precision == "fp8")
     loop = Loop(
         ready.model,
         ready.train,
@@ -296,7 +296,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
     return outcome
 
 
-def _wrapped(model: Backbone, graph: bool, fp8: bool) -> nn.Module:
+def wrapped(model: Backbone, graph: bool, fp8: bool) -> nn.Module:
     """Return the fused training forward of a ViT; a ResNet is its own."""
     return TrainingForward(model, graph=graph, fp8=fp8) if isinstance(model, ViT) else model
 

@@ -137,4 +137,5 @@ class Gradients:
 def _part(batch: Batch, rows: slice) -> Batch:
     if rows == slice(0, len(batch)):
         return batch
-    return replace(batch, **{name: getattr(batch, name)[rows] for name in batch.__dataclass_fields__})
+    fields = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
+    return replace(batch, **{name: value[rows] for name, value in fields.items() if value is not None})
