@@ -398,6 +398,21 @@ FAULTS: dict[str, Fault] = {
     "storage that does not answer as a bad image": fault(
         "cluster/work.py", "raise DataError(str(error)) from error", "raise", "cluster/test_jobs.py"
     ),
+    "the parts of a sharded state are not compared with their checksums": fault(
+        "training/shard.py",
+        "if list(_sum(file)[1]) != list(sums.get(file.name, ())):",
+        "if not file.exists():",
+        "training/test_shard.py",
+    ),
+    "sharded gradients are clipped by the norm of one part": fault(
+        "training/shard.py",
+        "norm = full(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))",
+        "norm = torch.nn.utils.get_total_norm([p.grad.to_local() for p in parameters if p.grad is not None])",
+        "training/test_shard.py",
+    ),
+    "the plan hides all communication": fault(
+        "training/plan.py", "1.0 if job.shard else 2 / 3", "1e9", "training/test_plan.py"
+    ),
     # command line
     "a mistake exits with code 1": fault(
         "cli/__init__.py", "sys.exit(error.exit_code)", "sys.exit(1)", "cli/test_cli.py"
