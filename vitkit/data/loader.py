@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from vitkit.data import mix as mixing
 from vitkit.data import slots
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
+from vitkit.data.gpu import Decode, EncodedPiece, EncodedWorker, GpuPixels
 from vitkit.data.mix import Mix
 from vitkit.data.on_device import OnDevice
 from vitkit.data.order import BalancedOrder, Order, share, within
@@ -347,6 +348,7 @@ class EvalLoader(_Loader):
         bad_images: `fail` (the default) raises BadImage; `skip` leaves the image out.
         on_bad: called with (name, error message) once for each skipped image; `skipped` records them too.
         hashed: whether batches have the digests of their images (default: False).
+        decode: `cpu` (the default), or `gpu` to decode and resize JPEGs there; see gpu.py.
     """
 
     def __init__(
@@ -362,9 +364,13 @@ class EvalLoader(_Loader):
         bad_images: BadImages = "fail",
         on_bad: Callable[[str, str], None] | None = None,
         hashed: bool = False,
+        decode: Decode = "cpu",
     ) -> None:
         super().__init__(source, spec, batch_size, rank, ranks, workers, device, bad_images, on_bad, augmenting=False)
-        self.hashed = hashed
+        self.hashed, self.decode = hashed, decode
+        if decode not in get_args(Decode):
+            raise ConfigError(f"decode must be one of {', '.join(get_args(Decode))}; got {decode!r}.")
+        self._on_gpu = GpuPixels(source, spec, self.device) if decode == "gpu" else None
         self.indices = range(len(source))[share(len(source), rank, ranks)]
 
     def __len__(self) -> int:
@@ -375,7 +381,8 @@ class EvalLoader(_Loader):
         batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
         few = PIECE if self.workers else self.batch_size
         cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
-        work = EvalWorker(self.source, self.spec, [cut for cuts_of in cuts for cut in cuts_of], self.hashed)
+        kind = EvalWorker if self._on_gpu is None else EncodedWorker
+        work = kind(self.source, self.spec, [cut for cuts_of in cuts for cut in cuts_of], self.hashed)
         if self.workers and slots.available():
             return self._from_slots(self._slots(work), cuts)
         return self._from_pieces(self._sent(work), cuts)
@@ -430,12 +437,22 @@ class EvalLoader(_Loader):
             kept += [i for position, i in enumerate(cut) if position not in left_out]
         if not kept:
             return None
-        (H, W), C = self.spec.size, len(self.spec.mean)
-        parts = [slot[: piece.good * H * W * C].view(-1, H, W, C) for piece, slot in pieces if piece.good]
-        z = normalize([part.to(self.device, non_blocking=True).permute(0, 3, 1, 2) for part in parts], self.spec)
+        digests = np.concatenate([piece.digests for piece, _ in pieces]) if self.hashed else None
+        if self._on_gpu is not None:
+            x, bad = self._on_gpu(cast("list[tuple[EncodedPiece, Tensor]]", pieces), kept)
+            for place, why in bad:
+                self._skip(kept[place], why)
+            good = np.setdiff1d(np.arange(len(kept)), [place for place, _ in bad])
+            kept, digests = [kept[n] for n in good], digests[good] if digests is not None else None
+            if not kept:
+                return None
+            z = normalize(x, self.spec)
+        else:
+            (H, W), C = self.spec.size, len(self.spec.mean)
+            parts = [slot[: piece.good * H * W * C].view(-1, H, W, C) for piece, slot in pieces if piece.good]
+            z = normalize([part.to(self.device, non_blocking=True).permute(0, 3, 1, 2) for part in parts], self.spec)
         labels, index = self._targets(kept)
         labels = labels.to(self.device, non_blocking=True)
-        digests = np.concatenate([piece.digests for piece, _ in pieces]) if self.hashed else None
         return Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device), digests)
 
 
