@@ -129,7 +129,7 @@ OWNERS: dict[str, set[str]] = {
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
     "ray": {"server", "cluster/on_ray.py"},
-    "torchvision": set(),
+    "torchvision": {"data/gpu.py"},
     "timm": {"checkpoints/verify.py"},
     "transformers": {"checkpoints/verify.py"},
 }

@@ -139,5 +139,5 @@ def test_what_does_not_suit_is_refused_in_one_sentence(monkeypatch):
     with pytest.raises(ConfigError, match="decode must be one of cpu, gpu; got 'tpu'"):
         EvalLoader(source, SPEC, decode="tpu")
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(MissingDependency, match="needs torchvision"):
+    with pytest.raises(MissingDependency, match="needs a torchvision that fits torch"):
         nvjpeg(CPU)

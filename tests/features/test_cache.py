@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data.test_gpu import stand_in
 from tests.features.samples import photos, tiny
 from vitkit.data import open_source
 from vitkit.data.base import Pixels, Subset
 from vitkit.data.decode import digest
+from vitkit.data.gpu import GpuPixels
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage, DataError, InputError, OutputError
 from vitkit.evaluation.predict import Images
@@ -109,6 +112,14 @@ def test_precision_decoder_and_format_are_part_of_the_key(folder, cache, monkeyp
     with monkeypatch.context() as other:
         other.setattr("PIL.__version__", "0.0")
         assert fill(model, source, cache, workers=0).computed == 12
+    with monkeypatch.context() as other:
+        other.setattr("vitkit.data.gpu.version", lambda name: "0.9")
+        other.setattr("vitkit.data.loader.GpuPixels", partial(GpuPixels, decoder=stand_in))
+        filled = fill(model, source, cache, workers=0, decode="gpu")
+        assert (filled.computed, filled.decode) == (12, "gpu")
+        assert fill(model, source, cache, workers=0, decode="gpu").reused == 12
+        other.setattr("vitkit.data.gpu.version", lambda name: "1.0")
+        assert fill(model, source, cache, workers=0, decode="gpu").computed == 12
     with monkeypatch.context() as other:
         other.setattr("vitkit.features.cache.FORMAT", 0)
         assert fill(model, source, cache, workers=0).computed == 12
@@ -301,6 +312,7 @@ def test_nan_is_not_kept(folder, cache) -> None:
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 SCRIPT = """
 import os, random, signal, sys, time
+from tests.data.test_gpu import stand_in
 from tests.features.samples import tiny
 from vitkit.data import open_source
 from vitkit.features import FeatureCache, fill
@@ -389,10 +401,12 @@ import sys
 for name in ("typer", "rich", "matplotlib", "sklearn", "scipy", "accelerate", "huggingface_hub", "pyarrow", "pandas"):
     sys.modules[name] = None
 import numpy as np
+from tests.data.test_gpu import stand_in
 from tests.features.samples import tiny
 from vitkit import predict
 from vitkit.data.base import Pixels, Subset
 from vitkit.data.decode import digest
+from vitkit.data.gpu import GpuPixels
 from vitkit.evaluation import logits_of, measure
 from vitkit.features import FeatureCache, fill, fit
 source = Pixels(np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3)), [0, 1] * 4, "ab")

@@ -215,7 +215,7 @@ def test_embed_reports_and_exports(place) -> None:
     npz, parquet = place / "f.npz", place / "f.parquet"
     args = ("embed", place / "photos", "--from", place / "tiny.safetensors", "--cache", place / "cache", "--workers", 0)
     found = json.loads(call(*args, "--json", "--out", npz).stdout)
-    expected = {"images": 24, "computed": 0, "reused": 24, "precision": "fp32", "seconds": 0}
+    expected = {"images": 24, "computed": 0, "reused": 24, "precision": "fp32", "decode": "cpu", "seconds": 0}
     assert found["parts"]["train"] | {"seconds": 0} == expected
     with np.load(npz, allow_pickle=False) as arrays:
         assert arrays["features"].shape == (39, 32)

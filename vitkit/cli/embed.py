@@ -13,6 +13,7 @@ from vitkit.cli.options import (
     BadImages,
     BatchSize,
     Cache,
+    Decode,
     Device,
     Features,
     From,
@@ -40,6 +41,7 @@ def embed(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    decode: Decode = "cpu",
     on: On = None,
     *,
     overrides: dict[str, Any],
@@ -53,7 +55,7 @@ def embed(
     from vitkit.runtime import Runtime
 
     if on is not None:
-        folder = on_ray.check(on, out, cache=cache)
+        folder = on_ray.check(on, out, cache=cache, decode=decode != "cpu")
         about = {"weights": weights, "data": data}
         how = {"features": features, "batch_size": batch_size, "workers": workers, "device": device}
         parts = job.parts_of(data, split)
@@ -78,6 +80,7 @@ def embed(
             runtime=runtime,
             progress=tick,
             bad_images=bad_images,  # type: ignore[arg-type]
+            decode=decode,  # type: ignore[arg-type]
         )
     skipped = [pair for filled in found.parts.values() for pair in filled.skipped]
     if runtime.main:
@@ -87,6 +90,7 @@ def embed(
                 "computed": filled.computed,
                 "reused": filled.reused,
                 "precision": filled.precision,
+                "decode": filled.decode,
                 "seconds": round(filled.seconds, 3),
             }
             for name, filled in found.parts.items()
@@ -109,10 +113,11 @@ def embed(
             )
         else:
             for name, part in done.items():
+                by_gpu = ", decoded on the GPU" if part["decode"] == "gpu" else ""
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
                 print(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
-                    f"{part['seconds']:.2f} s{rate}, {part['precision']}"
+                    f"{part['seconds']:.2f} s{rate}, {part['precision']}{by_gpu}"
                 )
             print(f"{choice.width} values per image (feature: {choice.name}), cached in {kept.path}")
             if out is not None:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import ENGINES, BadImages, BatchSize, Device, On, Precision, Weights, Workers, loads_weights
+from vitkit.cli.options import (
+    ENGINES,
+    BadImages,
+    BatchSize,
+    Decode,
+    Device,
+    On,
+    Precision,
+    Weights,
+    Workers,
+    loads_weights,
+)
 
 if TYPE_CHECKING:
     from vitkit.evaluation.labels import LabelMeasures
@@ -45,6 +56,7 @@ def evaluate(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    decode: Decode = "cpu",
     engine: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +86,7 @@ def evaluate(
     if on is not None:
         from vitkit.cli import on_ray
 
-        shards = on_ray.check(on, out, engine=engine)
+        shards = on_ray.check(on, out, engine=engine, decode=decode != "cpu")
         found = on_ray.evaluate(
             on_ray.load(weights, overrides),
             source,
@@ -99,7 +111,8 @@ def evaluate(
     runtime = Runtime(device, "fp32" if engine is not None else precision)
     fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
     model = fast or open_model(weights, runtime.device, **overrides)
-    how: dict[str, Any] = {"runtime": runtime, "batch_size": batch_size, "workers": workers, "bad_images": bad_images}
+    how: dict[str, Any] = {"runtime": runtime, "batch_size": batch_size, "workers": workers}
+    how |= {"bad_images": bad_images, "decode": decode}
     with common.counting("evaluating", len(source) * (1 if fast is None else 2), show=runtime.main) as tick:
         found = job.evaluate(
             model,
@@ -150,7 +163,7 @@ def show(found: Evaluation, worst: int) -> None:
     m = found.measures
     print(
         f"{found.weights} on {found.part} of {found.data}: {m.n:,} images, {m.n / found.seconds:,.1f} images/s, "
-        f"{found.precision}"
+        f"{found.precision}{', decoded on the GPU' if found.decode == 'gpu' else ''}"
     )
     if isinstance(m, LabelMeasures):
         show_labels(m, worst)

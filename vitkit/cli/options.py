@@ -38,6 +38,14 @@ Precision = Annotated[
         help="Precision: fp32, bf16 or fp16 (default: auto, bf16 on CUDA and fp32 elsewhere).",
     ),
 ]
+Decode = Annotated[
+    str,
+    typer.Option(
+        "--decode",
+        help="Where JPEGs are decoded and resized: cpu, or gpu (faster, with slightly other pixels; needs torchvision) "
+        "(default: cpu).",
+    ),
+]
 On = Annotated[
     str | None,
     typer.Option(

@@ -15,9 +15,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from torch import Tensor
 
@@ -34,6 +36,7 @@ Decoder = Callable[[list[Tensor]], list[Tensor]]  # encoded files -> [3, h, w] u
 
 AT_ONCE = 2**26  # numbers that are resized at once
 BITS = 22  # of Pillow's weights
+NEEDS = "Decoding on the GPU needs a torchvision that fits torch: pip install torchvision. Or use --decode cpu."
 END = b"\xff\xd9"  # the last bytes of a JPEG
 
 
@@ -336,19 +339,17 @@ def nvjpeg(device: torch.device) -> Decoder:
     try:
         from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
     except Exception as error:  # a build that does not fit torch raises RuntimeError
-        raise MissingDependency(
-            "Decoding on the GPU needs torchvision, in the version for this torch: pip install torchvision. Or use "
-            "--decode cpu."
-        ) from error
+        raise MissingDependency(NEEDS) from error
     return functools.partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
 
 
-def decoder_name(decode: Decode) -> str:
-    """Return the decoder, with its version, as results and the cache's key name it."""
-    import PIL
+def gpu_decoder() -> str:
+    """Return what decodes images when a GPU does, with versions: part of the feature cache's key.
 
-    if decode == "cpu":
-        return PIL.__version__
-    import importlib.metadata
-
-    return f"nvJPEG by torchvision {importlib.metadata.version('torchvision')}, Pillow {PIL.__version__}"
+    Raises:
+        MissingDependency: torchvision is not installed.
+    """
+    try:
+        return f"nvJPEG by torchvision {version('torchvision')}, Pillow {PIL.__version__}"
+    except PackageNotFoundError as error:
+        raise MissingDependency(NEEDS) from error

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.data.base import Source
+from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.errors import DataError, InputError, VitkitError
 from vitkit.model.backbone import Backbone
@@ -86,6 +87,7 @@ def logits_of(
     runtime: Runtime | None = None,
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
+    decode: Decode = "cpu",
 ) -> Outputs:
     """Compute the logits of every image of a source.
 
@@ -98,6 +100,7 @@ def logits_of(
             processes, each of them must call this function, and each gets the whole result.
         progress: called with the number of images finished since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
+        decode: where images are decoded, `cpu` or `gpu`.
     """
     rank, ranks = (runtime.rank, runtime.ranks) if runtime else (0, 1)
     loader = EvalLoader(
@@ -109,6 +112,7 @@ def logits_of(
         ranks=ranks,
         device=runtime.device if runtime else device_of(model),
         bad_images=bad_images,
+        decode=decode,
     )
     done: list[tuple[Array, Array]] = []
     error: VitkitError | None = None

@@ -26,6 +26,7 @@ import PIL
 import torch
 from torch import Tensor
 
+from vitkit.data.gpu import Decode, gpu_decoder
 from vitkit.errors import OutputError
 from vitkit.features.choice import Choice
 from vitkit.model.backbone import Backbone
@@ -80,27 +81,28 @@ def _bytes(tensor: Tensor) -> Array:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def space_of(model: Backbone, choice: Choice, precision: str = "fp32") -> dict[str, Any]:
+def space_of(model: Backbone, choice: Choice, precision: str = "fp32", decode: Decode = "cpu") -> dict[str, Any]:
     """Describe everything but the image that determines a feature.
 
     Args:
         model: the backbone.
         choice: the feature.
         precision: how it is computed: a precision, and the engine if it is not the plain model.
+        decode: where images are decoded.
     """
     return {
-        **outline(model, choice, precision),
+        **outline(model, choice, precision, decode),
         "weights": backbone_hash(model),
         **({"projection": _hash(model.head.weight)} if choice.name == "projected" else {}),  # type: ignore[arg-type]
     }
 
 
-def outline(model: Backbone, choice: Choice, precision: str) -> dict[str, Any]:
+def outline(model: Backbone, choice: Choice, precision: str, decode: Decode) -> dict[str, Any]:
     """Describe what `space_of` does except for the weights, which take time to hash; the arguments are the same."""
     return {
         "format": FORMAT,
         "preprocessing": model.input_spec.preprocessing,
-        "decoder": PIL.__version__,
+        "decoder": PIL.__version__ if decode == "cpu" else gpu_decoder(),
         "features": choice.name,
         "precision": precision,
     }

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitkit.data.base import READERS, Source, Subset
 from vitkit.data.decode import Raw, digest
+from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.order import share
 from vitkit.errors import BadImage, DataError, InputError, VitkitError
@@ -78,6 +79,7 @@ class Filled:
         reused: number of images whose features were in the cache already.
         seconds: time taken, including hashing.
         precision: how the features were computed: a precision, and the engine if it was not the plain model.
+        decode: where images were decoded.
     """
 
     cache: FeatureCache
@@ -91,6 +93,7 @@ class Filled:
     reused: int
     seconds: float
     precision: str = "fp32"
+    decode: Decode = "cpu"
 
     def rows(self, index: Sequence[int] | Array) -> Array:
         """Return the features [n, F] of some images.
@@ -137,6 +140,7 @@ def fill(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
     by: Way | None = None,
+    decode: Decode = "cpu",
 ) -> Filled:
     """Compute the features of every image that are not in the cache yet.
 
@@ -151,6 +155,7 @@ def fill(
         progress: called with the number of images finished since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
         by: how the model runs (default: what suits the device, the precision and the number of images).
+        decode: `cpu`, or `gpu` to decode and resize JPEGs there; its features have a key of their own.
     """
     start = time.perf_counter()
     choice, report = choose(features, model.config), progress or (lambda count: None)
@@ -169,14 +174,15 @@ def fill(
             device=runtime.device if runtime else device_of(model),
             bad_images=bad_images,
             hashed=hashed,
+            decode=decode,
         )
 
     # With nothing in the cache, images are hashed by the workers that decode them. These start before the weights are
     # hashed and the engine is built, which takes as long as decoding a few thousand images.
-    unknown = once(lambda: not cache.knows(outline(model, choice, by.name)))
+    unknown = once(lambda: not cache.knows(outline(model, choice, by.name, decode)))
     loader = loader_of(source, True) if unknown else None
     batches = iter(loader) if loader is not None else None
-    space = cache.space(space_of(model, choice, by.name))
+    space = cache.space(space_of(model, choice, by.name, decode))
     if loader is None and not once(lambda: cache.holds(space)):
         loader = loader_of(source, True)
         batches = iter(loader)
@@ -249,6 +255,7 @@ def fill(
         int(readable.sum()) - computed,
         time.perf_counter() - start,
         by.name,
+        decode,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
 from vitkit.data.food import cache_folder
+from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError
@@ -69,6 +70,7 @@ def embed(
     runtime: Runtime | None = None,
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
+    decode: Decode = "cpu",
 ) -> Embedding:
     """Fill the cache with the features of several sources; with several processes, each of them must call this.
 
@@ -83,6 +85,7 @@ def embed(
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
+        decode: where images are decoded, `cpu` or `gpu`.
     """
     path = Path(out).expanduser() if out is not None else None
     if path is not None:
@@ -101,6 +104,7 @@ def embed(
             progress=progress,
             bad_images=bad_images,
             by=by,
+            decode=decode,
         )
         for name, source in sources.items()
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, stratified
+from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError, UnreadableFile
@@ -48,6 +49,7 @@ class Evaluation(Plotted):
         class_names: names of the model's outputs.
         seconds: time for reading, preprocessing and predicting.
         precision: how the logits were computed: a precision, and the engine if it was not the plain model.
+        decode: where images were decoded.
     """
 
     weights: str
@@ -58,6 +60,7 @@ class Evaluation(Plotted):
     class_names: tuple[str, ...]
     seconds: float
     precision: str = "fp32"
+    decode: Decode = "cpu"
 
     def plot(self) -> Any:
         """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn.
@@ -82,6 +85,7 @@ class Evaluation(Plotted):
             "data": self.data,
             "part": self.part,
             "precision": self.precision,
+            "decode": self.decode,
             **self.measures.to_dict(),
             "skipped": [{"image": name, "why": why} for name, why in self.outputs.skipped],
             "seconds": round(self.seconds, 3),
@@ -165,6 +169,7 @@ def evaluate(
     progress: Tick | None = None,
     bad_images: BadImages = "fail",
     worst: int = 20,
+    decode: Decode = "cpu",
 ) -> Evaluation:
     """Evaluate a model on a source; with several processes, each of them must call this.
 
@@ -181,6 +186,7 @@ def evaluate(
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
         worst: number of wrong predictions to keep.
+        decode: where images are decoded, `cpu` or `gpu`.
     """
     names, to_output = matched(model, source, data, same_order)
     by = way(model, runtime.precision, len(source), batch_size=batch_size) if runtime else Way("fp32")
@@ -193,6 +199,7 @@ def evaluate(
         runtime=runtime,
         progress=progress,
         bad_images=bad_images,
+        decode=decode,
     )
     seconds = time.perf_counter() - start
     return conclude(
@@ -206,6 +213,7 @@ def evaluate(
         part=part,
         seconds=seconds,
         precision=f"engine {model.name}" if isinstance(model, ByEngine) else by.name,
+        decode=decode,
     )
 
 
