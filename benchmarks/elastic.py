@@ -31,13 +31,16 @@ from typing import Any
 
 BATCH = 32
 ROUNDING = 1e-4  # largest difference of a weight between runs on different numbers of processes
-PATIENCE = 180.0  # seconds that a restarted group may take; the cores are few
+PATIENCE = 300.0  # seconds that a restarted group may take; the cores are few
 RENDEZVOUS = "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
 QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_LOG_LEVEL": "ERROR"}
 
 
-def work(out: Path, steps: int, records: Path, pace: float) -> None:
-    """Train as one process of torchrun; write down every share of a batch before it is computed."""
+def work(out: Path, steps: int, records: Path) -> None:
+    """Train as one process of torchrun; write down every share of a batch before it is computed.
+
+    A step begins once the gate is open for it, so that a slow machine does not finish before its processes are killed.
+    """
     from dataclasses import replace
 
     from vitkit.jobs.train import train
@@ -53,7 +56,8 @@ def work(out: Path, steps: int, records: Path, pace: float) -> None:
         row = {"group": group, "step": step, "rank": rank, "ranks": ranks, "index": batch.index.tolist()}
         with open(records / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        time.sleep(pace)
+        while int((records / "gate").read_text(encoding="utf-8")) < step:
+            time.sleep(0.02)
         return plain(self, step, batch)
 
     Gradients.__call__ = recorded  # type: ignore[method-assign]
@@ -70,18 +74,20 @@ class Job:
         name: of the run folder.
         place: where it goes.
         steps: updates.
-        pace: seconds to wait in each step.
         each: processes per agent.
         agents: their range, as --nnodes takes it.
+        draw: decides what is killed, and when.
     """
 
-    def __init__(self, name: str, place: Path, steps: int, pace: float, each: int, agents: str) -> None:
+    def __init__(self, name: str, place: Path, steps: int, each: int, agents: str, draw: random.Random) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self.store = TCPStore("127.0.0.1", 0, is_master=True)  # outlives every agent
         self.out, self.records, self.log = place / name, place / f"{name}-records", place / f"{name}.log"
         self.records.mkdir(parents=True)
-        task = ["benchmarks.elastic", "--worker", str(self.out), "--steps", str(steps), "--pace", str(pace)]
+        self.steps, self.draw = steps, draw
+        self.open(0)
+        task = ["benchmarks.elastic", "--worker", str(self.out), "--steps", str(steps)]
         self.command = [
             sys.executable,
             "-m",
@@ -95,6 +101,13 @@ class Job:
         self.command += ["--rdzv_endpoint", f"127.0.0.1:{self.store.port}", "--rdzv_id", f"{name}-{uuid.uuid4().hex}"]
         self.command += ["--local_addr", "127.0.0.1", "-m", *task, "--records", str(self.records)]
         self.agents: list[subprocess.Popen[bytes]] = []
+
+    def open(self, step: int) -> None:
+        """Let the processes train up to a step."""
+        self.gate = min(step, self.steps)
+        part = self.records / "gate.part"
+        part.write_text(str(self.gate), encoding="utf-8")
+        part.replace(self.records / "gate")
 
     def start(self, agents: int) -> None:
         """Start agents."""
@@ -119,29 +132,40 @@ class Job:
                 self.end()
                 text = self.log.read_text(encoding="utf-8", errors="replace")
                 sys.exit(f"FAILED: {self.out.name}: waited in vain for {what}\n{text[-4000:]}")
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def trained(self, ranks: int, steps: int, known: set[str]) -> None:
-        """Wait until a new group of so many processes has trained for so many steps."""
-        self.wait(
-            f"{steps} steps of {ranks} new processes",
-            lambda: len({r["step"] for r in self.rows() if r["ranks"] == ranks and r["group"] not in known}) >= steps,
-        )
+        """Wait until a new group of so many processes has trained for so many steps, then let it run on a little."""
+        slow = time.monotonic()
+
+        def ready() -> bool:
+            nonlocal slow
+            found = {row["step"] for row in self.rows() if row["ranks"] == ranks and row["group"] not in known}
+            if found:
+                self.open(max(found) + 1)
+            elif time.monotonic() > slow + 3:  # processes that were asked to stop do so after a step
+                slow = time.monotonic()
+                self.open(self.gate + 1)
+            return len(found) > steps
+
+        self.wait(f"{steps} steps of {ranks} new processes", ready)
+        self.open(self.gate + 2)
+        time.sleep(self.draw.uniform(0, 0.3))
 
     def groups(self) -> set[str]:
         """Return the groups so far."""
         return {row["group"] for row in self.rows()}
 
-    def kill_rank(self, draw: random.Random, first: bool) -> None:
+    def kill_rank(self, first: bool) -> None:
         """Kill one process of the newest group: the first, or another one."""
         rows = self.rows()
         newest = max(rows, key=lambda row: Path(self.records / f"{row['pid']}.jsonl").stat().st_mtime)["group"]
         ranks = {row["rank"]: row["pid"] for row in rows if row["group"] == newest}
-        os.kill(ranks[0 if first else draw.choice([r for r in ranks if r] or [0])], signal.SIGKILL)
+        os.kill(ranks[0 if first else self.draw.choice([r for r in ranks if r] or [0])], signal.SIGKILL)
 
-    def kill_agent(self, draw: random.Random) -> None:
+    def kill_agent(self) -> None:
         """Kill one agent."""
-        agent = self.agents.pop(draw.randrange(len(self.agents)))
+        agent = self.agents.pop(self.draw.randrange(len(self.agents)))
         agent.kill()
         agent.wait()
 
@@ -151,6 +175,7 @@ class Job:
 
     def finish(self) -> None:
         """Wait for the end of the run."""
+        self.open(self.steps)
         self.wait("the end", lambda: all(agent.poll() is not None for agent in self.agents))
         self.wait("the end of every process", lambda: not self.left())
 
@@ -190,34 +215,35 @@ def difference(a: Path, b: Path) -> tuple[bool, float]:
     return same, max(float((x[name] - y[name]).abs().max()) for name in x)
 
 
-def constant(job: Job, kills: int, draw: random.Random) -> str:
+def constant(job: Job, kills: int) -> str:
     """Kill ranks and agents of a run with 4 processes."""
     job.start(1)
     known: set[str] = set()
     for number in range(kills):
-        job.trained(4, draw.randint(2, 7), known)
+        job.trained(4, job.draw.randint(2, 7), known)
         known = job.groups()
         if number % 3 == 2:
-            job.kill_agent(draw)
+            job.kill_agent()
+            job.open(job.gate + 1)
             job.wait("the end of its processes", lambda: not job.left())
             job.start(1)
         else:
-            job.kill_rank(draw, first=number % 3 == 1)
+            job.kill_rank(first=number % 3 == 1)
     job.finish()
     return f"{kills} kills"
 
 
-def elastic(job: Job, draw: random.Random) -> str:
+def elastic(job: Job) -> str:
     """Shrink a run from 4 processes to 3 and to 2, and let it grow to 4."""
     job.start(4)
     known: set[str] = set()
     for ranks, event in ((4, "agent"), (3, "rank"), (3, "agent"), (2, "join"), (4, "rank"), (4, "")):
-        job.trained(ranks, draw.randint(2, 5), known)
+        job.trained(ranks, job.draw.randint(2, 5), known)
         known = job.groups()
         if event == "agent":
-            job.kill_agent(draw)
+            job.kill_agent()
         elif event == "rank":
-            job.kill_rank(draw, first=draw.random() < 0.5)
+            job.kill_rank(first=job.draw.random() < 0.5)
         elif event == "join":
             job.start(2)
     job.finish()
@@ -229,24 +255,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="updates of each run (default: 60)")
     parser.add_argument("--kills", type=int, default=4, help="kills of the constant run; 0 leaves it out (default: 4)")
     parser.add_argument("--seed", type=int, default=0, help="decides what is killed, and when (default: 0)")
-    parser.add_argument("--pace", type=float, default=0.1, help="seconds to wait in each step (default: 0.1)")
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept (default: a temporary one)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--records", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker, args.steps, args.records, args.pace)
+        work(args.worker, args.steps, args.records)
     draw, failed = random.Random(args.seed), False
     with tempfile.TemporaryDirectory() as temporary:
         place = args.folder or Path(temporary)
-        whole = Job("whole", place, args.steps, 0.0, 4, "1")
+        whole = Job("whole", place, args.steps, 4, "1", draw)
         whole.start(1)
         whole.finish()
         jobs: list[tuple[Job, Callable[[Job], str], bool]] = []
         if args.kills:
-            job = Job("constant", place, args.steps, args.pace, 4, "1")
-            jobs.append((job, lambda job: constant(job, args.kills, draw), True))
-        jobs.append((Job("elastic", place, args.steps, args.pace, 1, "2:4"), lambda job: elastic(job, draw), False))
+            job = Job("constant", place, args.steps, 4, "1", draw)
+            jobs.append((job, lambda job: constant(job, args.kills), True))
+        jobs.append((Job("elastic", place, args.steps, 1, "2:4", draw), elastic, False))
         for job, disturb, exact in jobs:
             began = time.monotonic()
             done = disturb(job)

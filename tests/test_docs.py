@@ -37,6 +37,9 @@ NO_RUN: dict[str, list[str]] = {
     "README.md": ["make demo"],
     "CONTRIBUTING.md": ["make check", "make book"],
     "start.md": ["make demo"],
+    "howto/many-machines.md": [
+        "from ray.train import FailureConfig, RunConfig, ScalingConfig"
+    ],  # test_ray_train.py does
     "speed.md": ["vitkit export small.safetensors --to onnx --out small.onnx", "import json"],  # tests/speed runs both
 }
 

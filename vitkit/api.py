@@ -331,7 +331,7 @@ def train(
                 *(outcome.step, outcome.total, folder.path),
             )
         signal.raise_signal(outcome.signal)
-    if report:
+    if report and ready.runtime.main:
         try_report(folder.path)
     return Run(folder.path)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,15 @@ def test_three_processes_resume_to_the_bit(tmp_path: Path) -> None:
     assert forked(lambda rank: run(tmp_path / "cut", recipe, resume=True), ranks=3) == [0, 0, 0]
     assert forked(lambda rank: run(tmp_path / "whole", recipe), ranks=3) == [0, 0, 0]
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_ranks_and_agents_killed_at_random() -> None:
+    """4 -> 3 -> 2 -> 4 processes: the same global batches, and the weights of an undisturbed run."""
+    command = [sys.executable, "-m", "benchmarks.elastic", "--kills", "3", "--steps", "50"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("global batches as ordered") == 2
+    assert done.stdout.count("bit-identical") >= 1
