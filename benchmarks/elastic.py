@@ -7,7 +7,8 @@ A small ViT learns the digits on 4 processes of the CPU. Every process records w
 constant   one agent with 4 processes; ranks are killed, the first one among them, and every third time the agent, which
            is then started again. The weights and moments must be those of an undisturbed run, to the bit.
 elastic    4 agents with one process each: an agent is killed, a rank, another agent; then two agents join, and a rank
-           is killed: 4 -> 3 -> 2 -> 4 processes. The weights must agree up to rounding.
+           is killed: 4 -> 3 -> 2 -> 4 processes. The weights must agree up to rounding, except the biases of keys,
+           whose true gradient is zero: Adam divides its rounding errors by themselves.
 
 In both, every record must be the process's share of that step's global batch, every step must have been trained on by
 all processes of some group, and no process may be left. The exit code is 1 if anything differs. Needs Linux.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 BATCH = 32
-ROUNDING = 1e-4  # largest difference of a weight between runs on different numbers of processes
+ROUNDING = 1e-5  # largest difference of a weight between runs on different numbers of processes
 PATIENCE = 300.0  # seconds that a restarted group may take; the cores are few
 RENDEZVOUS = "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
 QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_LOG_LEVEL": "ERROR"}
@@ -204,7 +205,10 @@ def check(job: Job, steps: int) -> list[str]:
 
 
 def difference(a: Path, b: Path) -> tuple[bool, float]:
-    """Return whether two runs have the same weights and moments, and the largest difference of a weight."""
+    """Return whether two runs have the same weights and moments, and the largest difference of a weight.
+
+    The biases of keys do not count in the latter: they add the same to all scores of a query, which changes nothing.
+    """
     from vitkit.checkpoints import containers
     from vitkit.training.run_folder import RunFolder
 
@@ -212,7 +216,11 @@ def difference(a: Path, b: Path) -> tuple[bool, float]:
     one, two = (containers.read(state)[0] for state in states if state is not None)
     same = one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
     x, y = (containers.read(run / "last.safetensors")[0] for run in (a, b))
-    return same, max(float((x[name] - y[name]).abs().max()) for name in x)
+    apart = {name: (x[name] - y[name]).abs() for name in x}
+    for name, values in apart.items():
+        if name.endswith("qkv.bias"):
+            values.chunk(3)[1].zero_()
+    return same, max(float(values.max()) for values in apart.values())
 
 
 def constant(job: Job, kills: int) -> str:
