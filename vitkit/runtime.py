@@ -361,6 +361,7 @@ def _accelerator(device: str, rank: int, ranks: int) -> Any:
         from accelerate import Accelerator
     except ImportError as error:
         raise MissingDependency("Training with several processes needs accelerate: pip install accelerate") from error
-    if not dist.is_initialized() and device in BACKENDS and "MASTER_ADDR" in os.environ:  # Ray Train has done so
+    known = {"MASTER_ADDR", "RANK"} <= os.environ.keys()  # mpirun has names of its own, which accelerate reads
+    if known and device in BACKENDS and not dist.is_initialized():  # Ray Train has done so
         join(BACKENDS[device], rank, ranks)
     return Accelerator(cpu=device == "cpu", mixed_precision="no")  # `autocast` sets it, with one process or many
