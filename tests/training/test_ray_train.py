@@ -40,7 +40,7 @@ def test_ray_train_starts_the_loop_again(tmp_path: Path, monkeypatch: pytest.Mon
             "digits", out, recipe=RECIPE, resume=True, watch=die, progress=False, report=False, trackers=(), **settings
         )
 
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
     try:
         TorchTrainer(
             loop,
