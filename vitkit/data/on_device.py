@@ -71,8 +71,14 @@ def keys(seed: int, rows: Tensor) -> Tensor:
     return _mixed(z * GAMMA + rows[:, 1])
 
 
-def check(how: Augment, spec: InputSpec, source: Source) -> None:
+def check(how: Augment, spec: InputSpec, source: Source, device: torch.device) -> None:
     """Refuse what this file does not compute.
+
+    Args:
+        how: which augmentations.
+        spec: the input that the model expects.
+        source: the images.
+        device: where to compute.
 
     Raises:
         ConfigError: with the reason, and what to use instead.
@@ -80,7 +86,9 @@ def check(how: Augment, spec: InputSpec, source: Source) -> None:
     images = source.array()
     count, (H, W) = len(spec.mean), spec.size
     reason = ""
-    if images is None:
+    if device.type not in ("cpu", "cuda"):
+        reason = f"a CUDA device or the CPU; got {device.type}"
+    elif images is None:
         reason = "images of one size in memory, such as idx:, cifar10: or vitkit.data.Pixels"
     elif images.shape[3] != count:
         reason = f"images with the model's {count} channels; these have {images.shape[3]}"
@@ -111,7 +119,7 @@ class OnDevice:
     """
 
     def __init__(self, source: Source, spec: InputSpec, how: Augment, seed: int, device: torch.device) -> None:
-        check(how, spec, source)
+        check(how, spec, source, device)
         array = source.array()
         assert array is not None  # `check` has seen it
         self.images = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2))).to(device)

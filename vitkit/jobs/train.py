@@ -186,7 +186,7 @@ def prepare(
     if how.from_probe and not restored:
         head_from_probe(built, train, chosen, runtime)
     if how.augment_on == "device":
-        on_device.check(how.augment, built.input_spec, train)
+        on_device.check(how.augment, built.input_spec, train, runtime.device)
     if chosen.precision == "fp8":
         if not objective.fused:
             raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")
