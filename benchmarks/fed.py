@@ -1,26 +1,45 @@
 """From JPEG files to features and answers on one GPU: vitkit's embed and eval, next to timm's loader with a compiled
-model and to plain Pillow processes that only decode and resize. All take turns in one run.
+model and to plain Pillow processes that only decode and resize.
 
-python -m benchmarks.fed --photos FOLDER [--images 20000] [--model vit_base_patch16_224] [--rounds 3]
+python -m benchmarks.fed --photos FOLDER [--images 20000] [--model vit_base_patch16_224] [--rounds 2] [--seconds 330]
 
-The files are made first: different crops of the photos, with a short side of 256 pixels.
+The files are made first: different crops of the photos, with a short side of 256 pixels. Then everyone runs once (the
+first runs, which start engines and compilers), then all take turns. Every line is printed when it is known, and nothing
+new begins after --seconds. All preprocess alike: bicubic to 248 pixels, 224 from the centre.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.timing import alternate, table
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CLASSES = 4
+TIMM = "timm's loader, compiled model"
+PREDICTED = 80  # photos of the prediction in a fresh process
+PREDICT = """
+import sys, time
+start = time.perf_counter()
+import torch, vitkit
+model = vitkit.load(sys.argv[1]).to("cuda" if torch.cuda.is_available() else "cpu")
+loaded = time.perf_counter()
+found = vitkit.predict(model, sys.argv[2:])
+print(f"{loaded - start:.2f} s to import and load, {time.perf_counter() - loaded:.2f} s to predict {len(found)} photos")
+"""
 
 
 def make(job: tuple[list[str], Path, int, int]) -> None:
@@ -63,68 +82,104 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20_000, help="Files to make (default: 20000).")
     parser.add_argument("--model", default="vit_base_patch16_224", help="Architecture (default: vit_base_patch16_224).")
     parser.add_argument("--batch", type=int, default=256, help="Images per batch (default: 256).")
-    parser.add_argument("--rounds", type=int, default=3, help="Rounds (default: 3).")
+    parser.add_argument("--rounds", type=int, default=2, help="Rounds after the first runs (default: 2).")
+    parser.add_argument("--seconds", type=float, default=330, help="Begin nothing new after this time (default: 330).")
     parser.add_argument("--only", nargs="*", help="Contenders to run (default: all).")
-    parser.add_argument("--json", type=Path, help="File for the seconds of every round (default: none).")
+    parser.add_argument("--json", type=Path, help="File for the seconds of every run (default: none).")
     options = parser.parse_args()
 
+    began = time.perf_counter()
     cores = len(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp(prefix="fed-"))
+    try:
+        files = make_all(options, folder, cores)
+        contenders, after = _contenders(options, folder, files, cores)
+        if options.only:
+            contenders = {name: work for name, work in contenders.items() if name in options.only}
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(options.rounds + 1):
+            for name, work in list(contenders.items()):
+                if time.perf_counter() - began > options.seconds:
+                    break
+                if not turn and name == TIMM:  # compiling takes long: what is short comes first
+                    print(*after(), sep="\n", flush=True)
+                start = time.perf_counter()
+                try:
+                    work()
+                except Exception as error:  # one that cannot run here must not end the others
+                    print(f"{name}: left out ({type(error).__name__}: {str(error).splitlines()[0][:200]})", flush=True)
+                    del contenders[name]
+                    continue
+                took = time.perf_counter() - start
+                seconds[name] += [took] if turn else []
+                kind = f"turn {turn}" if turn else "first"
+                print(f"{name}, {kind}: {took:.2f} s, {len(files) / took:,.0f} images/s", flush=True)
+        print(summary(seconds, len(files)), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({"images": len(files), "seconds": seconds}, indent=1))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def make_all(options: argparse.Namespace, folder: Path, cores: int) -> list[str]:
+    """Write the data set with one process per core, and return its files."""
     for k in range(CLASSES):
         (folder / f"class-{k}").mkdir()
     photos = sorted(str(path) for path in Path(options.photos).rglob("*.jpg"))
-    piece = -(-options.images // (4 * cores))
-    jobs = [(photos, folder, i, min(i + piece, options.images)) for i in range(0, options.images, piece)]
+    images = max(options.batch, options.images // options.batch * options.batch)  # no smaller last batch
+    piece = -(-images // (4 * cores))
+    jobs = [(photos, folder, i, min(i + piece, images)) for i in range(0, images, piece)]
     start = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         pool.map(make, jobs)
-    files = sorted(folder.rglob("*.jpg"))
-    for file in files[len(files) // options.batch * options.batch :]:
-        file.unlink()  # a smaller last batch would be compiled again
-    files = files[: len(files) // options.batch * options.batch]
-    size = sum(file.stat().st_size for file in files)
-    print(f"{len(files):,} files, {size / 1e6:.0f} MB, made in {time.perf_counter() - start:.0f} s", flush=True)
-
-    contenders = _contenders(options, folder, [str(file) for file in files], cores)
-    if options.only:
-        contenders = {name: work for name, work in contenders.items() if name in options.only}
-    contenders = {name: _spoken(name, work) for name, work in contenders.items()}
-    seconds = alternate(contenders, rounds=options.rounds)
-    print(table(seconds, "vitkit embed", work=len(files), unit="images/s"))
-    if options.json:
-        options.json.write_text(json.dumps({"images": len(files), "seconds": seconds}, indent=1))
+    files = sorted(str(file) for file in folder.rglob("*.jpg"))
+    size = sum(os.path.getsize(file) for file in files) / 1e6
+    print(
+        f"{len(files):,} files, {size:.0f} MB, {cores} cores, made in {time.perf_counter() - start:.0f} s", flush=True
+    )
+    return files
 
 
-def _spoken(name: str, work: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        start = time.perf_counter()
-        work()
-        print(f"{name}: {time.perf_counter() - start:.2f} s", flush=True)
-
-    return run
+def summary(seconds: dict[str, list[float]], images: int) -> str:
+    """Return a Markdown table of the turns: rates, and their share of Pillow's."""
+    plain = statistics.median(seconds["Pillow only"]) if seconds.get("Pillow only") else None
+    lines = ["| | images/s, median of the turns | share of Pillow only |", "|---|---|---|"]
+    for name, values in seconds.items():
+        if values:
+            middle = statistics.median(values)
+            share = f"{plain / middle:.2f}" if plain else ""
+            lines.append(f"| {name} | {images / middle:,.0f} | {share} |")
+    return "\n".join(lines)
 
 
 def _contenders(
     options: argparse.Namespace, folder: Path, files: list[str], cores: int
-) -> dict[str, Callable[[], None]]:
+) -> tuple[dict[str, Callable[[], None]], Callable[[], Iterator[str]]]:
+    """Return what takes turns, and what is measured once after the first turn."""
     import torch
 
     import vitkit
+    from vitkit.data.loader import EvalLoader
     from vitkit.data.sources import open_splits
-    from vitkit.errors import VitkitError
     from vitkit.features import FeatureCache, fill
     from vitkit.jobs.evaluate import evaluate
-    from vitkit.jobs.peers import library
     from vitkit.runtime import Runtime
+    from vitkit.speed.frozen import way
 
-    runtime = Runtime()
+    runtime = Runtime("auto", "auto")
+    cuda = runtime.device.type == "cuda"
     source = open_splits(str(folder))["all"]()
-    model = vitkit.create(options.model, num_classes=CLASSES).eval().to(runtime.device)
+    model = vitkit.create(options.model, num_classes=CLASSES).eval()
+    model.input_spec = dataclasses.replace(model.input_spec, resize="crop", crop=0.9, interpolation="bicubic")
+    vitkit.save(model, folder.with_suffix(".safetensors"))
+    model = model.to(runtime.device)
     spec = {"batch_size": options.batch, "workers": cores, "runtime": runtime}
 
-    def embed() -> None:
+    def embed(decode: str = "cpu") -> None:
         with tempfile.TemporaryDirectory() as place:  # a new cache each time: hashing and writing count
-            fill(model, source, FeatureCache(place), **spec)
+            filled = fill(model, source, FeatureCache(place), decode=decode, **spec)
+            assert filled.computed == len(files)
 
     def evaluated() -> None:
         evaluate(model, source, same_order=True, **spec)
@@ -134,35 +189,85 @@ def _contenders(
         with multiprocessing.get_context("fork").Pool(cores) as pool:
             assert sum(pool.imap_unordered(decode, parts)) == len(files)
 
-    found: dict[str, Callable[[], None]] = {"vitkit embed": embed, "vitkit eval": evaluated, "Pillow only": pillow}
-    try:
-        timm, data = library("timm"), library("timm.data")
-    except VitkitError as error:
-        print(f"timm is left out: {error}")
-        return found
-    theirs = timm.create_model(options.model, num_classes=CLASSES).eval().to(runtime.device)
-    config = data.resolve_data_config({}, model=theirs)
-    compiled = torch.compile(theirs) if runtime.device.type == "cuda" else theirs
+    by = way(model, runtime.precision, len(files), None, options.batch)
+    pixels = torch.randn(options.batch, 3, 224, 224, device=runtime.device)
+
+    def alone() -> None:
+        run = by.build() if by.build else model
+        with torch.inference_mode():
+            for _ in range(len(files) // options.batch):
+                run(pixels)
+        if cuda:
+            torch.cuda.synchronize()
+
+    compiled: list[Callable[..., torch.Tensor]] = []
 
     def timms() -> None:
+        from vitkit.jobs.peers import library
+
+        timm, data = library("timm"), library("timm.data")
+        theirs = timm.create_model(options.model, num_classes=CLASSES).eval().to(runtime.device)
+        compiled[:] = compiled or [torch.compile(theirs) if cuda else theirs]
+        config = data.resolve_data_config({}, model=theirs)
         loader = data.create_loader(
             data.create_dataset("", root=str(folder)),
             input_size=config["input_size"],
             batch_size=options.batch,
-            interpolation=config["interpolation"],
+            interpolation="bicubic",
             mean=config["mean"],
             std=config["std"],
-            crop_pct=config["crop_pct"],
+            crop_pct=0.9,
             num_workers=cores,
-            pin_memory=runtime.device.type == "cuda",
-            use_prefetcher=runtime.device.type == "cuda",
+            pin_memory=cuda,
+            use_prefetcher=cuda,
             device=runtime.device,
         )
         with torch.inference_mode(), torch.autocast(runtime.device.type, torch.bfloat16):
-            logits = [compiled(x).float().cpu() for x, _ in loader]
+            logits = [compiled[0](x).float().cpu() for x, _ in loader]
         assert sum(map(len, logits)) == len(files)
 
-    return found | {"timm's loader, compiled model": timms}
+    def after() -> Iterator[str]:
+        """Yield what is measured once: 80 predictions in a fresh process, and what decoding on the GPU changes."""
+        start = time.perf_counter()
+        command = [sys.executable, "-c", PREDICT, str(folder.with_suffix(".safetensors")), *files[:PREDICTED]]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        told = (ran.stdout or ran.stderr).strip().splitlines()[-1:] or ["nothing was printed"]
+        yield f"predict in a fresh process: {time.perf_counter() - start:.2f} s ({told[0]})"
+        if not cuda:
+            return
+        some = open_splits(str(folder))["all"]()
+        how = {"batch_size": options.batch, "workers": cores, "device": runtime.device}
+        scale, levels, most, share, same, count = 255 * model.input_spec.std[0], 0.0, 0.0, 0.0, 0, 0
+        try:
+            pairs = zip(
+                EvalLoader(some, model.input_spec, **how), EvalLoader(some, model.input_spec, decode="gpu", **how)
+            )
+            for here, there in itertools.islice(pairs, 4):
+                apart = (here.pixels - there.pixels).abs() * scale
+                levels += apart.mean().item()
+                most, share = max(most, apart.max().item()), share + (apart > 0.5).float().mean().item()
+                with torch.inference_mode():
+                    a, b = (model(x).argmax(1) for x in (here.pixels, there.pixels))
+                same, count = same + int((a == b).sum()), count + len(a)
+        except Exception as error:  # whatever torchvision raises must not end the run
+            yield f"decoding on the GPU: {type(error).__name__}: {error}"
+            return
+        batches = max(1, count // options.batch)
+        yield (
+            f"decoding on the GPU, {count} images next to Pillow: mean difference {levels / batches:.2f} levels, "
+            f"largest {most:.0f}, {share / batches:.1%} of the pixels differ, {same} of {count} answers of the "
+            f"(untrained) model are the same"
+        )
+
+    found: dict[str, Callable[[], None]] = {
+        "Pillow only": pillow,
+        "vitkit embed": embed,
+        "vitkit eval": evaluated,
+        f"the model alone ({by.name})": alone,
+    }
+    if cuda:
+        found["vitkit embed, decoded on the GPU"] = lambda: embed("gpu")
+    return found | {TIMM: timms}, after
 
 
 if __name__ == "__main__":
