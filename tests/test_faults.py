@@ -274,6 +274,21 @@ FAULTS: dict[str, Fault] = {
     "the cache does not tell precisions apart": fault(
         "features/cache.py", '"precision": precision,', '"precision": "fp32",', "features/test_cache.py"
     ),
+    "the cache does not tell decoders apart": fault(
+        "features/cache.py",
+        'PIL.__version__ if decode == "cpu" else gpu_decoder()',
+        "PIL.__version__",
+        "features/test_cache.py",
+    ),
+    "a worker fills a slot that is in use": fault(
+        "data/slots.py", "self._free.acquire()", "pass", "data/test_slots.py"
+    ),
+    "a file is turned the wrong way on the GPU": fault(
+        "data/gpu.py",
+        "6: lambda x: x.transpose(1, 2).flip(2),",
+        "6: lambda x: x.transpose(1, 2).flip(1),",
+        "data/test_gpu.py",
+    ),
     "a label is judged by a classifier that was fitted to it": fault(
         "features/labels.py", "np.flatnonzero(fold != k)", "np.flatnonzero(fold != -1)", "features/test_labels.py"
     ),

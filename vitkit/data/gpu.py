@@ -177,7 +177,7 @@ class GpuPixels:
         self.source, self.spec, self.device = source, spec, device
         self.decoder = decoder or nvjpeg(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._weights = functools.lru_cache(maxsize=4096)(self._weights_of)
+        self._weights = functools.lru_cache(maxsize=256)(self._weights_of)
 
     def __call__(self, pieces: Sequence[tuple[EncodedPiece, Tensor]], index: Sequence[int]) -> tuple[Tensor, list[Bad]]:
         """Decode and resize the images of a batch; on a GPU, beside what is queued there already.
