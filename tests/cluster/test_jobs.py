@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from vitkit.data import open_source
 from vitkit.data.base import Subset
 from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.evaluation.logits import logits_of
+from vitkit.evaluation.predict import predict
+from vitkit.features import unknown
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import embed
 from vitkit.jobs import on_ray as job
@@ -101,6 +104,38 @@ def test_predict_gives_the_answers_of_one_machine(at: Path, tmp_path: Path) -> N
     assert "label" not in found[0]  # nobody said what the photos show
 
 
+def test_predict_says_none_of_these_as_one_machine_does(at: Path, tmp_path: Path) -> None:
+    source = open_source(at / "photos", "all")
+    judge, one = model(), embed(model(), source, FeatureCache(tmp_path), workers=0, bad_images="skip")
+    known = unknown.fit(one.features, one.labels, judge.input_spec)
+    judge.known = replace(known, limit=float(np.median(unknown.distances(known, one.features))))
+    job.run("predict", judge, job.images_of([str(at / "photos")]), tmp_path / "out", batch_size=4)
+    expected = predict(judge, at / "photos", top=1, batch_size=4, bad_images="skip")
+    found = [row for row in rows(tmp_path / "out") if row["error"] is None]
+    assert [(row["answer"], row["distance"]) for row in found] == [(one.name, one.distance) for one in expected]
+    none = [row["index"] is None for row in found]
+    assert none == [one.none_of_these for one in expected]
+    assert 0 < sum(none) < len(none)
+
+
+def test_what_predict_takes(at: Path, tmp_path: Path) -> None:
+    def names(*given: object) -> dict[str, list[str]]:
+        return {part: list(source.names) for part, source in job.images_of([str(one) for one in given]).items()}
+
+    photos = at / "photos"
+    assert names(photos / "ant/000.jpg", photos / "cat") == {
+        "all": [str(photos / "ant/000.jpg"), *(str(photos / f"cat/{n:03d}.jpg") for n in range(10))]
+    }
+    (tmp_path / "table.csv").write_text("path,label,split\na.jpg,x,train\nb.jpg,y,val\n")
+    assert names(tmp_path / "table.csv") == {"train": ["a.jpg"], "val": ["b.jpg"]}
+    labelled = job.images_of([str(tmp_path / "table.csv")])["val"]
+    assert (labelled.class_names, labelled.labels.tolist()) == (("x", "y"), [1])
+    assert job.images_of([str(photos)])["all"].class_names == ()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="it has none"):
+        names(tmp_path / "empty")
+
+
 def test_a_killed_job_does_what_its_manifest_lacks(at: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, out, sources = tmp_path / "whole", tmp_path / "out", parts_of(at / "photos")
     job.run("embed", model(), sources, whole, batch_size=4)
@@ -171,13 +206,11 @@ def test_a_shard_that_was_changed_is_not_measured(at: Path, tmp_path: Path) -> N
 
 
 def test_several_labels_and_data_in_memory(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     digits = parts_of("digit-pairs", "test")
     names = next(iter(digits.values())).class_names
     several = model(num_classes=len(names))
     several.input_spec = replace(several.input_spec, class_names=names, thresholds=(0.5,) * len(names))
-    source = digits["test"]
+    source = Subset(digits["test"], range(70))
     found = job.evaluate(several, source, tmp_path / "out", batch_size=64)
     one = logits_of(several, source, batch_size=64)
     assert np.array_equal(found.outputs.logits, one.logits)

@@ -37,7 +37,7 @@ def cluster() -> Iterator[str]:
             patch.setenv(name, value)
         import ray
 
-        started = ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+        started = ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
         try:
             yield str(started.address_info["address"])
         finally:
