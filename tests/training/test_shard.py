@@ -144,6 +144,24 @@ def test_four_two_and_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    def killed(rank: int) -> None:
+        def watch(event: dict) -> None:
+            if event["event"] == "step" and event["step"] == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        run(tmp_path / "killed", RECIPE, watch=watch, settings=SHARD)
+
+    assert forked(killed, 2) == [-signal.SIGKILL, 1]
+    assert list(parts_of(tmp_path / "killed")) == ["000000000004"]
+    train(tmp_path / "killed", 2)
+    train(tmp_path / "whole", 2, **SHARD)
+    for which in ("last", "ema", "best"):  # to the bit
+        a, b = (containers.read(tmp_path / name / f"{which}.safetensors")[0] for name in ("killed", "whole"))
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "settings"),
     [
