@@ -222,8 +222,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "tune keeps a candidate that is worse than the probe": fault(
         "jobs/tuning.py",
-        "row.gain is not None and row.gain > (row.error or 0.0)]",
-        "row.gain is not None]",
+        "row.gain is not None and row.gain > self.needed * (row.error or 0.0)",
+        "row.gain is not None",
         "training/test_tune.py",
     ),
     "validation's top-5 counts six": fault(
