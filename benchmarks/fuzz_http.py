@@ -1,10 +1,14 @@
-"""Attack a server while honest clients use it: `python -m benchmarks.fuzz http [--seconds 600] [--seed 0]`.
+"""Attack a server while honest clients use it: `python -m benchmarks.fuzz http [--seconds 600] [--seed 0] [--state F]`.
 
 A tenth of the time is quiet: only the honest clients, which send small photos. Then attackers of several kinds join,
 in a process of their own that uses at most half a core, from other addresses than the honest ones (where the system has
 more than one local address). Printed are the honest clients' latencies, how many of their requests were lost (anything
-but 200), the attackers' requests by kind and answer, and the server's memory. The exit code is 1 if an honest request
-was lost, an attack was answered with a 5xx other than 503, or the server's log has a traceback.
+but 200), the attackers' requests by kind and answer, and the server's memory. A second server, which does nothing and
+is not attacked, is asked at the same time: its latencies are the machine's own. Memory counts as its least value within
+a minute, because requests in progress hold some. With --state, the results are added to those of earlier runs.
+
+The exit code is 1 if an honest request was lost, an attack was answered with a 5xx other than 503, the server's log has
+a traceback, or, in a run of more than 20 minutes, memory grew by more than 5% after the tenth.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,21 @@ from benchmarks.fuzz_serve import memory, multipart, parse, request, save_tiny, 
 HONEST = 3  # clients
 PAUSE = 0.15  # seconds between the requests of one
 SHARE = 0.5  # of a core, for all attackers together
+GROWTH = 0.05  # of memory after minute STEADY
+STEADY = 10
+NOTHING = """
+import asyncio
+async def answer(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n")
+    await writer.drain()
+    writer.close()
+async def main():
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
 
 
 def ask(port: int, *chunks: bytes, source: str = "127.0.0.1", seconds: float = 90.0) -> int:
@@ -181,26 +201,68 @@ def attackers(port: int, seconds: float, seed: int) -> Counter[str]:
     return counts
 
 
-def honest(port: int, seconds: float) -> tuple[list[float], list[int]]:
-    """Send small photos for a while; return the seconds of each answer, and the statuses that are not 200."""
-    end, times, lost = time.monotonic() + seconds, list[float](), list[int]()
+def honest(port: int, control: int, seconds: float) -> tuple[list[float], list[int], list[float]]:
+    """Ask both servers for a while.
+
+    Args:
+        port: of the server, which is sent small photos.
+        control: port of the server that does nothing.
+        seconds: how long.
+
+    Returns:
+        The seconds of each answer, the statuses that are not 200, and the seconds of the other server's answers.
+    """
+    end, times, lost, idle = time.monotonic() + seconds, list[float](), list[int](), list[float]()
 
     def run(number: int) -> None:
         wanted = request("POST", "/v1/predict", *multipart(photo(number)))
         while time.monotonic() < end:
             start = time.perf_counter()
-            status = ask(port, wanted)
-            times.append(time.perf_counter() - start)
+            status = ask(port, wanted) if number else ask(control, request("GET", "/"))
+            (times if number else idle).append(time.perf_counter() - start)
             if status != 200:
                 lost.append(status)
             time.sleep(PAUSE)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(HONEST)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(1 + HONEST)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return times, lost
+    return times, lost, idle
+
+
+@contextmanager
+def doing_nothing() -> Iterator[int]:
+    """Run a server that answers everything with 200 in a process of its own; yield its port."""
+    with subprocess.Popen([sys.executable, "-c", NOTHING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+class Memory:
+    """Watches the memory of a process: MB, once per second.
+
+    Args:
+        pid: the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.seen: list[float] = []
+        self.end = threading.Event()
+        threading.Thread(target=self._watch, args=(pid,), daemon=True).start()
+
+    def _watch(self, pid: int) -> None:
+        while sys.platform == "linux" and not self.end.wait(1):
+            with suppress(OSError):
+                self.seen.append(memory(pid))
+
+    def floors(self) -> list[float]:
+        """Return the least value of each minute."""
+        return [min(self.seen[i : i + 60]) for i in range(0, len(self.seen), 60)]
 
 
 def percentiles(times: list[float]) -> str:
@@ -208,42 +270,66 @@ def percentiles(times: list[float]) -> str:
     return f"p50 {np.percentile(times, 50) * 1000:.0f} ms, p99 {np.percentile(times, 99) * 1000:.0f} ms"
 
 
-def attack(seconds: float, seed: int) -> bool:
-    """Run quiet and attacked phases and print the result; return whether anything was lost."""
-    with tempfile.TemporaryDirectory() as folder, serving(save_tiny(Path(folder))) as (process, port):
-        quiet, lost = honest(port, max(seconds / 10, 2))
-        before = memory(process.pid) if sys.platform == "linux" else 0.0
-        print(f"quiet: {len(quiet):,} requests, {len(lost)} lost, {percentiles(quiet)}; {before:.0f} MB", flush=True)
-        rest = seconds * 0.9
+def attack(seconds: float, seed: int, state: Path | None = None) -> int:
+    """Run quiet and attacked phases and print the result; return the exit code.
+
+    Args:
+        seconds: how long, in all.
+        seed: chooses the attackers' requests.
+        state: file with the results of earlier runs, to which these are added (default: none).
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(save_tiny(Path(folder))) as (process, port),
+        doing_nothing() as control,
+    ):
+        quiet, lost, idle = honest(port, control, max(seconds / 10, 2))
+        print(f"quiet: {len(quiet):,} requests, {len(lost)} lost, {percentiles(quiet)}", flush=True)
+        print(f"  an idle server at the same time: {percentiles(idle)}", flush=True)
+        rest, watched = seconds * 0.9, Memory(process.pid)
         hostile = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.fuzz_http", str(port), str(rest), str(seed)],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
-        parts: list[tuple[list[float], list[int]]] = []
+        times, others = list[float](), list[float]()
         for part in range(3):
-            parts.append(honest(port, rest / 3))
-            now = memory(process.pid) if sys.platform == "linux" else 0.0
-            print(f"attacked, part {part + 1} of 3: {percentiles(parts[-1][0])}; {now:.0f} MB", flush=True)
+            found = honest(port, control, rest / 3)
+            times += found[0]
+            lost += found[1]
+            others += found[2]
+            now = watched.seen[-1] if watched.seen else 0.0
+            print(f"attacked, part {part + 1} of 3: {percentiles(found[0])}; {now:.0f} MB", flush=True)
+        print(f"  an idle server at the same time: {percentiles(others)}", flush=True)
         counts = Counter(json.loads(hostile.communicate(timeout=200)[0].strip().splitlines()[-1]))
-        times = [one for part in parts for one in part[0]]
-        lost += [one for part in parts for one in part[1]]
+        watched.end.set()
         alive = ask(port, request("POST", "/v1/predict", *multipart(photo(0)))) == 200
         process.terminate()
         said = process.communicate(timeout=120)[1]
     bad = {what: often for what, often in counts.items() if what.split()[1].startswith("5") and "503" not in what}
+    floors = watched.floors()
+    growth = floors[-1] / floors[STEADY] - 1 if len(floors) > 2 * STEADY else 0.0
     print(
         f"http: {sum(counts.values()):,} hostile requests in {rest:.0f} s, seed {seed}; honest under attack: "
         f"{len(times):,} requests, {len(lost)} lost {sorted(Counter(lost).items()) or ''}, {percentiles(times)}; "
-        f"memory {before:.0f} MB before, {now:.0f} MB at the end; "
+        f"memory by minute: {', '.join(f'{one:.0f}' for one in floors)} MB; "
         + ("still answering" if alive else "NO LONGER ANSWERING")
     )
     for what, often in sorted(counts.items()):
         print(f"  {what:28} {often:,}")
     if "Traceback" in said:
         print("the server's log contains a traceback:\n" + said[-3000:])
-    return bool(lost or bad or not alive or "Traceback" in said)
+    if state is not None:
+        runs = json.loads(state.read_text(encoding="utf-8")) if state.is_file() else []
+        runs.append({"seconds": rest, "honest": len(times), "lost": len(lost), "hostile": sum(counts.values())})
+        state.write_text(json.dumps(runs), encoding="utf-8")
+        total = {key: sum(run[key] for run in runs) for key in runs[0]}
+        print(
+            f"in all {len(runs)} runs: {total['hostile']:,} hostile requests in {total['seconds']:.0f} s; honest "
+            f"{total['honest']:,}, lost {total['lost']}"
+        )
+    return int(bool(lost or bad or not alive or "Traceback" in said or growth > GROWTH))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib.util
 import io
 import json
 import os
@@ -41,12 +42,30 @@ class Answer:
     body: bytes = b""
 
 
+# `vitkit serve` where the packages of the command line are not installed.
+PLAIN = """
+import sys
+from vitkit.server.app import create_app
+from vitkit.server.server import listen, run
+from vitkit.server.service import load_service
+from vitkit.server.settings import LOCAL, Settings
+with listen("127.0.0.1", 0) as bound:
+    service = load_service(sys.argv[1], Settings(hosts=LOCAL))
+    service.warm()
+    print(f"serving at http://127.0.0.1:{bound.getsockname()[1]}", flush=True)
+    run(create_app(service), bound, log_requests=False)
+"""
+
+
 @contextmanager
 def serving(weights: str | Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a server in its own process on a free port; yield the process and the port."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = ["-m", "vitkit", "serve", str(weights), "--port", "0", *options]
+    if importlib.util.find_spec("typer") is None and not options:
+        command = ["-c", PLAIN, str(weights)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vitkit", "serve", str(weights), "--port", "0", *options],
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
