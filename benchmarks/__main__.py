@@ -8,7 +8,7 @@ The other programs of this folder run as `python -m benchmarks.NAME`; each says 
   check     the fused engines and gradients against the plain model in fp32, on a CUDA device
   memory    memory of loading, of asking for attention, and of a training run
   elastic   ranks and agents of torchrun killed at random, and a number of processes that changes
-  serve, fuzz_serve, fuzz, kill, features, explain, calls, records, foodvision, paper, photos
+  serve, fuzz_serve, fuzz, kills, disk, features, explain, calls, records, foodvision, paper, photos
 """
 
 from __future__ import annotations
