@@ -158,105 +158,160 @@ def fill(
         decode: `cpu`, or `gpu` to decode and resize JPEGs there; its features have a key of their own.
     """
     start = time.perf_counter()
-    choice, report = choose(features, model.config), progress or (lambda count: None)
+    choice = choose(features, model.config)
     by = by or way(model, runtime.precision if runtime else "fp32", len(source), choice.name, batch_size)
-    once = runtime.on_main if runtime else _call
-
-    def loader_of(images: Source, hashed: bool) -> EvalLoader:
-        cache.close()  # workers may be forked next
-        return EvalLoader(
-            images,
-            model.input_spec,
-            batch_size=batch_size,
-            workers=workers,
-            rank=runtime.rank if runtime else 0,
-            ranks=runtime.ranks if runtime else 1,
-            device=runtime.device if runtime else device_of(model),
-            bad_images=bad_images,
-            hashed=hashed,
-            decode=decode,
-        )
-
-    # With nothing in the cache, images are hashed by the workers that decode them. These start before the weights are
-    # hashed and the engine is built, which takes as long as decoding a few thousand images.
-    unknown = once(lambda: not cache.knows(outline(model, choice, by.name, decode)))
-    loader = loader_of(source, True) if unknown else None
-    batches = iter(loader) if loader is not None else None
-    space = cache.space(space_of(model, choice, by.name, decode))
-    if loader is None and not once(lambda: cache.holds(space)):
-        loader = loader_of(source, True)
-        batches = iter(loader)
-    digests, skipped, missing = np.zeros((len(source), 32), np.uint8), dict[str, str](), np.arange(len(source))
-    if loader is None:
-        digests, skipped = _hash(source, runtime, bad_images)
-        missing = once(lambda: _missing(cache, space, digests, choice.width))
-        report(len(source) - len(missing))
-        if len(missing):
-            loader = loader_of(Subset(_Hashed(source, digests), missing), False)
-            batches = iter(loader)
-    if loader is not None and batches is not None:
-        first: set[bytes] | None = set() if loader.hashed else None  # what has been computed in this pass
-        run = by.build() if by.build else partial(choice.of, model)
-
-        def compute() -> Iterator[tuple[tuple[Array, int], Tensor]]:
-            for batch in batches:
-                places, pixels = missing[batch.index.numpy()], batch.pixels
-                if first is not None and batch.digests is not None:
-                    digests[places] = batch.digests
-                    if len(new := _new(batch.digests, first)) < len(places):
-                        places, pixels = places[new], pixels[torch.from_numpy(new).to(pixels.device)]
-                if not len(places):
-                    report(len(batch) * loader.ranks)
-                    continue
-                with evaluating(model), runtime.autocast() if runtime and not by.build else nullcontext():
-                    few = CPU_BATCH if loader.device.type == "cpu" else len(places)
-                    rows = torch.cat([run(x).float() for x in pixels.split(few)])
-                yield (places, len(batch)), rows
-
-        error: VitkitError | None = None
-        try:
-            with closing(batches), _Writer(cache, space) as writer:
-                for (places, count), found in on_host(compute()):
-                    rows = found.numpy()
-                    if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
-                        raise InputError(
-                            f"Expected finite features; {source.names[int(places[broken[0]])]} gave NaN or infinity. "
-                            f"Use --precision fp32, or other weights."
-                        )
-                    writer.write(digests[places], rows)
-                    report(count * loader.ranks)
-        except VitkitError as stopped:
-            error = stopped
-        mine = digests[loader.indices] if loader.hashed else digests[:0]
-        joined, bad = _join(runtime, mine, loader.skipped, error)
-        digests, skipped = joined if loader.hashed else digests, skipped | bad
-    readable: Array = np.asarray(digests.any(1))
-    if skipped:  # a copy of an image that could not be decoded was not tried: report it too
-        why = {digests[i].tobytes(): skipped[name] for i in missing if (name := source.names[int(i)]) in skipped}
-        for place in np.flatnonzero(readable):
-            if (reason := why.get(digests[place].tobytes())) is not None:
-                readable[place] = False
-                skipped.setdefault(source.names[int(place)], reason)
+    loading = partial(
+        EvalLoader,
+        spec=model.input_spec,
+        batch_size=batch_size,
+        workers=workers,
+        rank=runtime.rank if runtime else 0,
+        ranks=runtime.ranks if runtime else 1,
+        device=runtime.device if runtime else device_of(model),
+        bad_images=bad_images,
+        decode=decode,
+    )
+    work = _Filling(model, source, cache, choice, by, runtime, progress or (lambda count: None), loading)
+    work.find()
+    if work.loader is not None:
+        work.compute(work.loader)
+    readable = work.readable()
     if not readable.any():
-        raise DataError(f"Expected at least one readable image; got none. The first: {next(iter(skipped.values()))}")
-    if loader is not None and loader.hashed:
-        computed = len(np.unique(digests[readable], axis=0))
-    else:
-        computed = int(readable[missing].sum())
+        raise DataError(
+            f"Expected at least one readable image; got none. The first: {next(iter(work.skipped.values()))}"
+        )
+    computed = work.computed(readable)
     return Filled(
         cache,
         source,
         choice,
-        space,
-        digests,
+        work.space,
+        work.digests,
         readable,
-        tuple(skipped.items()),
+        tuple(work.skipped.items()),
         computed,
         int(readable.sum()) - computed,
         time.perf_counter() - start,
         by.name,
         decode,
     )
+
+
+@dataclass
+class _Filling:
+    """What `fill` does: find the images that the cache lacks (`find`), then compute and write them (`compute`).
+
+    Args:
+        model: see `fill`.
+        source: see `fill`.
+        cache: see `fill`.
+        choice: the feature.
+        by: how the model runs.
+        runtime: see `fill`.
+        report: called with the number of images finished since the last call, over all processes.
+        loading: makes the loader of some images.
+    """
+
+    model: Backbone
+    source: Source
+    cache: FeatureCache
+    choice: Choice
+    by: Way
+    runtime: Runtime | None
+    report: Tick
+    loading: partial[EvalLoader]
+
+    def __post_init__(self) -> None:
+        self.digests: Array = np.zeros((len(self.source), 32), np.uint8)  # zeros where there are no bytes to hash
+        self.missing: Array = np.arange(len(self.source))  # positions of the images that the cache lacks
+        self.skipped: dict[str, str] = {}
+        self.loader: EvalLoader | None = None  # None if nothing is missing
+
+    def find(self) -> None:
+        """Find what is missing. Into an empty space everything is: then workers hash the images that they decode.
+
+        If the space cannot exist yet, they start before the weights are hashed and the engine is built, which takes as
+        long as decoding a few thousand images.
+        """
+        once = self.runtime.on_main if self.runtime else _call
+        key = (self.model, self.choice, self.by.name, self.loading.keywords["decode"])
+        if once(lambda: not self.cache.knows(outline(*key))):
+            self._load(self.source, hashed=True)
+        self.space = self.cache.space(space_of(*key))
+        if self.loader is not None:
+            return
+        if not once(lambda: self.cache.holds(self.space)):
+            self._load(self.source, hashed=True)
+            return
+        self.digests, self.skipped = _hash(self.source, self.runtime, self.loading.keywords["bad_images"])
+        self.missing = once(lambda: _missing(self.cache, self.space, self.digests, self.choice.width))
+        self.report(len(self.source) - len(self.missing))
+        if len(self.missing):
+            self._load(Subset(_Hashed(self.source, self.digests), self.missing), hashed=False)
+
+    def _load(self, images: Source, hashed: bool) -> None:
+        self.cache.close()  # workers are forked next
+        self.loader = self.loading(images, hashed=hashed)
+        self.batches = iter(self.loader)
+
+    def compute(self, loader: EvalLoader) -> None:
+        """Compute the features of what is missing, and write them while the next ones are computed."""
+        error: VitkitError | None = None
+        try:
+            with closing(self.batches), _Writer(self.cache, self.space) as writer:
+                for (places, count), found in on_host(self._features(loader)):
+                    rows = found.numpy()
+                    if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
+                        name = self.source.names[int(places[broken[0]])]
+                        raise InputError(
+                            f"Expected finite features; {name} gave NaN or infinity. Use --precision fp32, or other "
+                            f"weights."
+                        )
+                    writer.write(self.digests[places], rows)
+                    self.report(count * loader.ranks)
+        except VitkitError as stopped:
+            error = stopped
+        mine = self.digests[loader.indices] if loader.hashed else self.digests[:0]
+        joined, bad = _join(self.runtime, mine, loader.skipped, error)
+        self.digests, self.skipped = joined if loader.hashed else self.digests, self.skipped | bad
+
+    def _features(self, loader: EvalLoader) -> Iterator[tuple[tuple[Array, int], Tensor]]:
+        """Yield ((positions, images of the batch), features) of every batch; of equal images, only the first."""
+        run = self.by.build() if self.by.build else partial(self.choice.of, self.model)
+        autocast = self.runtime.autocast if self.runtime and not self.by.build else nullcontext
+        seen: set[bytes] = set()
+        for batch in self.batches:
+            places, pixels = self.missing[batch.index.numpy()], batch.pixels
+            if batch.digests is not None:
+                self.digests[places] = batch.digests
+                if len(new := _new(batch.digests, seen)) < len(places):
+                    places, pixels = places[new], pixels[torch.from_numpy(new).to(pixels.device)]
+            if not len(places):
+                self.report(len(batch) * loader.ranks)
+                continue
+            with evaluating(self.model), autocast():
+                few = CPU_BATCH if loader.device.type == "cpu" else len(places)
+                rows = torch.cat([run(x).float() for x in pixels.split(few)])
+            yield (places, len(batch)), rows
+
+    def readable(self) -> Array:
+        """Return whether each image could be read, [n]; a copy of an unreadable one was not tried, and is skipped."""
+        found: Array = np.asarray(self.digests.any(1))
+        if not self.skipped:
+            return found
+        names = {int(i): self.source.names[int(i)] for i in self.missing}
+        why = {self.digests[i].tobytes(): self.skipped[name] for i, name in names.items() if name in self.skipped}
+        for place in np.flatnonzero(found):
+            if (reason := why.get(self.digests[place].tobytes())) is not None:
+                found[place] = False
+                self.skipped.setdefault(self.source.names[int(place)], reason)
+        return found
+
+    def computed(self, readable: Array) -> int:
+        """Return how many features were computed."""
+        if self.loader is not None and self.loader.hashed:
+            return len(np.unique(self.digests[readable], axis=0))
+        return int(readable[self.missing].sum())
 
 
 def cached(model: Backbone, source: Source, cache: FeatureCache, *, features: str | None = None) -> Filled | None:
