@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,18 @@ def test_damaged_bytes_are_never_a_crash(data: st.DataObject, whole: dict[str, P
     (tmp_path / "damaged").write_bytes(content)
     with contextlib.suppress(VitkitError):
         load(tmp_path / "damaged", num_attention_heads=4)
+
+
+@pytest.mark.parametrize("size", [0x4B50, 0x0880, 0x3C28])  # "PK" of a zip, "\x80" of a pickle, "(<"
+def test_a_safetensors_file_whose_length_looks_like_another_format(size: int, tmp_path: Path) -> None:
+    """The file begins with the length of its header; a training state of such a length was called damaged."""
+    file, tensor = tmp_path / "odd.safetensors", {"a": torch.arange(3.0)}
+    safetensors.torch.save_file(tensor, file, {"pad": ""})
+    bare = int.from_bytes(file.read_bytes()[:8], "little")
+    text = file.read_bytes()[8 : 8 + bare].rstrip()
+    safetensors.torch.save_file(tensor, file, {"pad": "x" * (size - len(text))})
+    assert int.from_bytes(file.read_bytes()[:8], "little") == size
+    assert torch.equal(containers.read(file)[0]["a"], tensor["a"])
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_what_does_not_suit_is_refused_in_one_sentence(monkeypatch):
         GpuPixels(source, InputSpec(interpolation="nearest"), CPU, stand_in)
     with pytest.raises(ConfigError, match="decode must be one of cpu, gpu; got 'tpu'"):
         EvalLoader(source, SPEC, decode="tpu")
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+    for name in ("torchvision", "torchvision.io"):  # another test may have imported them
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match="needs a torchvision that fits torch"):
         nvjpeg(CPU)

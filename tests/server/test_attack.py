@@ -170,7 +170,7 @@ def test_the_client_with_the_most_slow_requests_makes_room(client_with) -> None:
     from vitkit.server.middleware import RequestContext
 
     middleware = client_with(max_requests=4).app
-    made = [RequestContext(middleware, None, None, 1e9, client) for client in ("honest", "a", "a", "b", "honest")]
+    made = [RequestContext(middleware, None, None, {}, 1e9, client) for client in ("honest", "a", "a", "b", "honest")]
     for one in made:
         one.arrive()
     assert [one.client for one in middleware.arriving] == ["honest", "a", "b", "honest"]

@@ -71,10 +71,12 @@ def read(
     if path.name.endswith(".index.json"):
         return _read_shards(path, only)
     notes = [] if notes is None else notes
+    if (
+        start[8:9] == b"{"
+    ):  # asked first: the 8 bytes before it are a length, which may look like any other magic number
+        return _read_safetensors(path, only)
     if start.startswith(b"PK"):
         return _read_zip(path, key, notes), {}
-    if start[8:9] == b"{":
-        return _read_safetensors(path, only)
     if start.startswith(b"\x80"):
         return _read_torch(path, key, notes), {}
     for magic, what in IMPOSTORS.items():

@@ -76,7 +76,8 @@ class Augment:
             )
         for name in ("scale", "ratio", "erase_area"):
             value = getattr(self, name)
-            if value is None and name == "scale":
+            if not value and name == "scale":  # None, or an empty list of a file that cannot say None
+                object.__setattr__(self, name, None)
                 continue
             object.__setattr__(self, name, tuple(value))
             top = math.inf if name == "ratio" else 1.0

@@ -20,6 +20,7 @@ from vitkit.training.settings import Settings
 FILE = "config.toml"  # in the run folder
 FIELDS = [f.name for f in fields(Recipe)]
 DESCRIPTIVE = ("source", "ours", "expect", "models", "config", "small_data", "lr_choices")  # of a named recipe
+EMPTY: dict[str, list[float]] = {"scale": []}  # how TOML says None for fields with another default
 
 
 def read(file: str | Path) -> dict[str, Any]:
@@ -86,10 +87,11 @@ def absolute_weights(weights: str) -> str:
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what TOML cannot say: the default of every such field is None."""
+    """Drop what TOML cannot say: the default of every such field is None, except those of EMPTY."""
+    said = {key: EMPTY.get(key) if value is None else value for key, value in values.items()}
     return {
         key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
+        for key, value in said.items()
         if value is not None and value != {}
     }
 
