@@ -162,7 +162,7 @@ def end_one(process: subprocess.Popen[bytes], draw: random.Random) -> str:
 
 
 def _parent(pid: int) -> int:
-    """Return the parent of a process; 0 if there is no such process, or nothing but its exit code."""
+    """Return the parent of a process; 0 if the process is gone, or has ended and only its exit code is left."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:

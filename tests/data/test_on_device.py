@@ -197,7 +197,7 @@ def test_what_the_device_does_not_compute_is_refused_in_one_sentence() -> None:
             raise AssertionError
 
     def refused(images: Source, spec: InputSpec, how: Augment, match: str) -> None:
-        with pytest.raises(ConfigError, match=f"augment_on='device' needs {match}.* Use augment_on='cpu'."):
+        with pytest.raises(ConfigError, match=f"Augmentation on the device needs {match}.* Use --augment-on cpu"):
             OnDevice(images, spec, how, 0, CPU)
 
     refused(Files([0], ("a",)), SPEC, Augment(), "images of one size in memory")
@@ -205,7 +205,7 @@ def test_what_the_device_does_not_compute_is_refused_in_one_sentence() -> None:
     refused(source(), SPEC, Augment(interpolation="bicubic"), "bilinear interpolation; this recipe has bicubic")
     refused(source(side=40), SPEC, Augment(), "images no larger than the model's 32 x 32 pixels; these have 40 x 40")
     refused(source(side=28), SPEC, Augment(scale=None), "images of the model's 32 x 32 pixels where no crop is resized")
-    with pytest.raises(ConfigError, match="augment_on='device' needs a CUDA device or the CPU; got mps"):
+    with pytest.raises(ConfigError, match="Augmentation on the device needs a CUDA device or the CPU; got mps"):
         OnDevice(source(), SPEC, Augment(), 0, torch.device("mps"))
     with pytest.raises(ConfigError, match="augment_on must be one of cpu, device; got 'gpu'"):
         TrainLoader(source(), SPEC, augment_on="gpu")

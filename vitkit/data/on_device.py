@@ -101,7 +101,7 @@ def check(how: Augment, spec: InputSpec, source: Source, device: torch.device) -
     elif how.scale is None and not images.shape[1:3] == (H, W) == resized(W, H, spec)[::-1]:
         reason = f"images of the model's {W} x {H} pixels where no crop is resized"
     if reason:
-        raise ConfigError(f"augment_on='device' needs {reason}. Use augment_on='cpu'.")
+        raise ConfigError(f"Augmentation on the device needs {reason}. Use --augment-on cpu (augment_on='cpu').")
 
 
 class OnDevice:

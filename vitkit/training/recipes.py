@@ -378,7 +378,7 @@ RECIPES: dict[str, Recipe] = {
     "fashion": replace(
         _SCRATCH,
         config=_FASHION,
-        expect="Fashion-MNIST (idx:DIR) from scratch, in minutes on one GPU.",
+        expect="Fashion-MNIST (idx:DIR) from scratch; not measured yet (fashion-adamw: 94.0%).",
         epochs=150,
         drop_path=0.1,
         val=0.05,
@@ -406,7 +406,7 @@ RECIPES: dict[str, Recipe] = {
     "cifar10": replace(
         _SCRATCH,
         config=_CIFAR,
-        expect="CIFAR-10 (cifar10:DIR) from scratch, in minutes on one GPU.",
+        expect="CIFAR-10 (cifar10:DIR) from scratch; its accuracy is not measured yet.",
         epochs=300,
         drop_path=0.15,
         val=0.1,
