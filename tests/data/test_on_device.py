@@ -14,8 +14,10 @@ from tests.data.test_augment import uniform
 from vitkit.data import Augment, Mix, TrainLoader
 from vitkit.data.augment import color_jitter
 from vitkit.data.base import Pixels, Subset
+from vitkit.data.mix import apply, plan
 from vitkit.data.on_device import OnDevice, keys, uniforms
-from vitkit.data.preprocess import resize_tensor
+from vitkit.data.order import Order
+from vitkit.data.preprocess import normalize, resize_tensor
 from vitkit.data.randaugment import OPERATIONS, TRIVIAL, trivial_augment
 from vitkit.errors import ConfigError
 from vitkit.model.config import InputSpec
@@ -72,7 +74,7 @@ def test_a_crop_is_resized_as_on_the_cpu() -> None:
     from vitkit.data.on_device import _Draws
 
     boxes = device._boxes(_Draws(uniforms(keys(0, torch.tensor(rows)), 64))).int().tolist()
-    for (_, i), (left, top, w, h), found in zip(rows, boxes, device(rows), strict=True):
+    for (_, i), (left, top, w, h), found in zip(rows, boxes, device(torch.tensor(rows)), strict=True):
         assert 0 <= left <= left + w <= 32
         assert 0 <= top <= top + h <= 32
         wanted = resize_tensor(device.images[i, :, top : top + h, left : left + w], (32, 32), "bilinear")
@@ -105,12 +107,12 @@ def test_colour_jitter_is_the_cpus() -> None:
 def test_an_image_does_not_depend_on_the_others(how: Augment) -> None:
     device = made(how)
     rows = [(epoch, i) for epoch in (0, 7) for i in range(24)]
-    whole = device(rows)
-    assert torch.equal(torch.cat([device([row]) for row in rows]), whole)
+    whole = device(torch.tensor(rows))
+    assert torch.equal(torch.cat([device(torch.tensor([row])) for row in rows]), whole)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    assert torch.equal(device([rows[i] for i in order]), whole[order])
+    assert torch.equal(device(torch.tensor([rows[i] for i in order])), whole[order])
     assert not torch.equal(whole[:24], whole[24:])  # another epoch
-    assert not torch.equal(made(how, seed=1)(rows), whole)
+    assert not torch.equal(made(how, seed=1)(torch.tensor(rows)), whole)
 
 
 def test_random_numbers_are_uniform_and_known() -> None:
@@ -150,7 +152,7 @@ def test_boxes_flips_and_shifts_have_their_distributions() -> None:
 
     ramp = Pixels(np.tile(np.arange(32, dtype=np.uint8), (1, 32, 1))[..., None] + 1, [0], ("a",))
     spec = InputSpec(size=(32, 32), mean=(0.5,), std=(0.5,), channels="gray")
-    rows = [(epoch, 0) for epoch in range(1000)]
+    rows = torch.tensor([(epoch, 0) for epoch in range(1000)])
     x = OnDevice(ramp, spec, Augment(scale=None, flip=0.25), 0, CPU)(rows)
     assert abs((x[:, 0, 0, 0] == 32).float().mean() - 0.25) < 0.04
     shifted = OnDevice(ramp, spec, Augment(scale=None, flip=0.0, pad=2), 0, CPU)(rows)[:, 0, 16, 16].int() - 17
@@ -163,7 +165,7 @@ def test_erasing_fills_with_the_mean_or_with_noise() -> None:
     rows = [(epoch, 0) for epoch in range(500)]
     for fill in ("mean", "noise"):
         how = Augment(scale=None, flip=0.0, erase=0.5, erase_area=(0.1, 0.3), erase_fill=fill)
-        x = OnDevice(black, GRAY, how, 0, CPU)(rows)
+        x = OnDevice(black, GRAY, how, 0, CPU)(torch.tensor(rows))
         erased = x.flatten(1).amax(1) > 0
         assert abs(erased.float().mean() - 0.5) < 0.08
         share = (x[erased] > 0).float().flatten(1).mean(1)
@@ -222,3 +224,29 @@ def test_trivial_augment_draws_every_operation_with_its_strengths() -> None:
     assert set(TRIVIAL) - {"identity"} <= set(OPERATIONS)
     with pytest.raises(ConfigError, match="Expected trivial or rand_layers; got both, with 2 layers"):
         Augment(trivial=True, rand_layers=2)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_whole_batch_on_the_device_is_what_the_single_steps_make(ranks: int) -> None:
+    """Mixed by one formula for every step, in any number of processes; `mix.apply` is the definition."""
+    how, mix, data = Augment(scale=None, pad=2), Mix(mixup=0.4, cutmix=1.0, probability=0.8), source()
+    augment, kinds = OnDevice(data, SPEC, how, 5, CPU), set()
+    for step in range(12):
+        batch = Order(len(data), 8, seed=5).array(step)[plan(mix, 5, step, 8).order]
+        z = normalize(augment(torch.from_numpy(batch)), SPEC)
+        there = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])
+        wanted, weight = apply(z, z[there], plan(mix, 5, step, 8))
+        kinds.add((weight == 1.0, plan(mix, 5, step, 8).box is None))
+        labels = torch.from_numpy(data.labels)[torch.from_numpy(batch[:, 1])]
+        loaders = [
+            TrainLoader(data, SPEC, how, batch_size=8, seed=5, mix=mix, augment_on="device", rank=rank, ranks=ranks)
+            for rank in range(ranks)
+        ]
+        found = [next(loader.batches(step, step + 1)) for loader in loaders]
+        assert torch.equal(torch.cat([part.pixels for part in found]), wanted)
+        assert torch.equal(torch.cat([part.labels for part in found]), labels)
+        assert torch.equal(torch.cat([part.index for part in found]), torch.from_numpy(batch[:, 1]))
+        assert torch.equal(torch.cat([part.weight for part in found]), torch.full((8,), weight))
+        if weight != 1.0:
+            assert torch.equal(torch.cat([part.others for part in found]), labels[there])
+    assert kinds == {(True, True), (False, True), (False, False)}

@@ -26,6 +26,7 @@ from vitkit.data import mix as mixing
 from vitkit.data import slots
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
+from vitkit.data.device_batches import DeviceBatches
 from vitkit.data.gpu import Decode, EncodedPiece, EncodedWorker, GpuPixels
 from vitkit.data.mix import Mix
 from vitkit.data.on_device import OnDevice
@@ -85,16 +86,19 @@ class _Step:
     """A training batch to make.
 
     Args:
-        rows: the images to read.
+        rows: [n, 2] int64, (epoch, index) of the images to read.
         step: its number.
         plan: how it is mixed.
-        places: positions of the rows in the mixed global batch: this process's own, then partners from other processes.
+        places: [n], positions of the rows in the mixed global batch: this process's own, then partners from other
+            processes.
+        partners: positions in `rows` of what each of this process's images is mixed with.
     """
 
-    rows: list[Row]
+    rows: Array
     step: int
     plan: mixing.Plan
-    places: list[int]
+    places: Array
+    partners: Array
 
 
 class _Loader:
@@ -196,8 +200,11 @@ class TrainLoader(_Loader):
         if augment_on not in get_args(AugmentOn):
             raise ConfigError(f"augment_on must be one of {', '.join(get_args(AugmentOn))}; got {augment_on!r}.")
         on_device = augment_on == "device"
-        self._augment = OnDevice(source, spec, augment or Augment(), seed, self.device) if on_device else None
-        self._own = range(batch_size)[share(batch_size, rank, ranks)]  # positions in the mixed global batch
+        self._own = np.arange(batch_size)[share(batch_size, rank, ranks)]  # positions in the mixed global batch
+        self._whole: DeviceBatches | None = None
+        if on_device:
+            made = OnDevice(source, spec, augment or Augment(), seed, self.device)
+            self._whole = DeviceBatches(made, source.labels, len(self._own))
 
     def steps(self, epochs: float) -> int:
         """Return the number of steps in `epochs` epochs."""
@@ -205,15 +212,19 @@ class TrainLoader(_Loader):
 
     def rows(self, step: int) -> list[Row]:
         """Return the (epoch, index) of the images that this process reads for a step."""
-        return self._step(step).rows
+        return _tuples(self._step(step).rows)
 
     def _step(self, step: int) -> _Step:
-        plan, places = mixing.plan(self.mix, self.seed, step, self.batch_size), list(self._own)
+        plan, places = mixing.plan(self.mix, self.seed, step, self.batch_size), self._own
+        partners = np.arange(len(places))
         if plan.weight != 1.0:
-            partners = dict.fromkeys(mixing.partner(place, self.batch_size) for place in self._own)
-            places += [place for place in partners if place not in self._own]
-        batch = self.order.rows(step)
-        return _Step([batch[plan.order[place]] for place in places], step, plan, places)
+            wanted = mixing.partners(places, self.batch_size)
+            far = np.setdiff1d(wanted, places)  # in other processes
+            places = np.concatenate([places, far])
+            order = places.argsort()
+            partners = order[np.searchsorted(places, wanted, sorter=order)]
+        rows = self.order.array(step)[np.asarray(plan.order)[places]]
+        return _Step(rows, step, plan, places, partners)
 
     def batches(
         self, start: int = 0, stop: int | None = None, on_wait: Callable[[float], None] | None = None
@@ -226,8 +237,8 @@ class TrainLoader(_Loader):
             on_wait: see `parallel_map`.
         """
         steps = itertools.count(start) if stop is None else range(start, stop)
-        if self._augment is not None:
-            yield from self._on_device(self._augment, steps)
+        if self._whole is not None:
+            yield from self._on_device(self._whole, steps)
             return
         for step, x, bad in self._pieces(map(self._step, steps), self.batch_size // self.ranks, on_wait):
             yield self._assemble(*self._replace(step, x, bad))
@@ -241,7 +252,7 @@ class TrainLoader(_Loader):
         """Yield each step with its pixels and its unreadable rows; workers get a step in pieces."""
         piece = self._work.piece
         given, awaited = itertools.tee(tasks)  # workers run ahead of the loop below
-        cuts = (task.rows[i : i + piece] for task in given for i in range(0, len(task.rows), piece))
+        cuts = (_tuples(task.rows[i : i + piece]) for task in given for i in range(0, len(task.rows), piece))
         ahead = max(2, -(-self.prefetch * -(-size // piece) // max(self.workers, 1)))
         pin = self.device.type == "cuda"
         pin_here = pin and not self._work.tiny
@@ -257,13 +268,13 @@ class TrainLoader(_Loader):
                 parts = [torch.cat(parts).pin_memory()]
             yield task, parts, bad
 
-    def _on_device(self, augment: OnDevice, steps: Iterable[int]) -> Iterator[Batch]:
+    def _on_device(self, whole: DeviceBatches, steps: Iterable[int]) -> Iterator[Batch]:
         """Yield the batches of some steps. A GPU gets its next batch by a thread and a stream of their own, while the
         model trains on the last one."""
 
         def make(number: int) -> Batch:
             step = self._step(number)
-            return self._assemble(step, [augment(step.rows)])
+            return Batch(*whole(step.rows, step.partners, step.plan))
 
         if self.device.type != "cuda":
             yield from map(make, steps)
@@ -294,7 +305,7 @@ class TrainLoader(_Loader):
         """Replace unreadable images by the next readable ones of the order, so that batches keep their size."""
         if not bad:
             return step, x
-        rows = list(step.rows)
+        rows = _tuples(step.rows)
         good = itertools.chain.from_iterable(x)
         why = dict(bad)
         images: list[Tensor] = []
@@ -303,10 +314,10 @@ class TrainLoader(_Loader):
                 images.append(next(good))
                 continue
             self._skip(rows[position][1], why[position])
-            place = step.step * self.batch_size + step.plan.order[step.places[position]]
+            place = step.step * self.batch_size + step.plan.order[int(step.places[position])]
             rows[position], image = self._next_readable(place)
             images.append(image)
-        return replace(step, rows=rows), [torch.stack(images)]
+        return replace(step, rows=np.array(rows)), [torch.stack(images)]
 
     def _next_readable(self, place: int) -> tuple[Row, Tensor]:
         for ahead in range(1, 2 * len(self.source) + 1):
@@ -321,17 +332,20 @@ class TrainLoader(_Loader):
 
     def _assemble(self, step: _Step, x: list[Tensor]) -> Batch:
         count = len(self._own)
-        labels, index = self._targets(i for _, i in step.rows)
+        labels, index = self._targets(step.rows[:, 1].tolist())
         z = normalize([part.to(self.device, non_blocking=True) for part in x], self.spec)
         out, others, weight = z[:count], labels[:count], 1.0
         if step.plan.weight != 1.0:
-            at = {place: i for i, place in enumerate(step.places)}
-            partners = torch.tensor([at[mixing.partner(place, self.batch_size)] for place in self._own])
+            partners = torch.from_numpy(step.partners)
             out, weight = mixing.apply(out, z[partners.to(self.device, non_blocking=True)], step.plan)
             others = labels[partners]
         rest = (labels[:count], index[:count], others, torch.full((count,), weight))
         labels, index, others, share_of = (part.to(self.device, non_blocking=True) for part in rest)
         return Batch(out, labels, index, others, share_of)
+
+
+def _tuples(rows: Array) -> list[Row]:
+    return [(epoch, index) for epoch, index in rows.tolist()]
 
 
 class EvalLoader(_Loader):

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitkit.data.order import rng as generator
 from vitkit.data.order import within
 from vitkit.errors import ConfigError
+from vitkit.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,22 @@ class Plan:
     weight: float
     box: tuple[float, float, float, float] | None
 
+    def pixels(self, H: int, W: int) -> tuple[tuple[slice, slice], float]:
+        """Return the rows and columns that CutMix replaces in images of H x W pixels, and the share of what is left."""
+        assert self.box is not None
+        top, left, bottom, right = (round(share * side) for share, side in zip(self.box, (H, W, H, W)))
+        return (slice(top, bottom), slice(left, right)), 1 - (bottom - top) * (right - left) / (H * W)
 
-def partner(place: int, count: int) -> int:
-    """Return the position that `place` is mixed with: its neighbour, or the first if it has none."""
-    return place ^ 1 if place ^ 1 < count else 0
+
+def partners(places: Array, count: int) -> Array:
+    """Return the positions that `places` are mixed with: their neighbours, or the first for one that has none.
+
+    Args:
+        places: positions in the shuffled global batch.
+        count: images in the global batch.
+    """
+    found: Array = np.where(places ^ 1 < count, places ^ 1, 0)
+    return found
 
 
 def plan(mix: Mix, seed: int, step: int, count: int) -> Plan:
@@ -110,11 +123,29 @@ def apply(x: Tensor, other: Tensor, how: Plan) -> tuple[Tensor, float]:
         return x, 1.0
     if how.box is None:
         return (x * how.weight).add_(other * (1 - how.weight)), how.weight
-    H, W = x.shape[2:]
-    top, left, bottom, right = (round(share * side) for share, side in zip(how.box, (H, W, H, W)))
+    (rows, columns), weight = how.pixels(*x.shape[2:])
     out = x.clone()
-    out[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-    return out, 1 - (bottom - top) * (right - left) / (H * W)
+    out[:, :, rows, columns] = other[:, :, rows, columns]
+    return out, weight
+
+
+def shares(how: Plan, H: int, W: int) -> tuple[Array, float]:
+    """Return what `apply` does as numbers: mixed images are shares[0] x their own pixels + shares[1] x the others'.
+
+    Args:
+        how: the step's plan.
+        H: height of the images in pixels.
+        W: width of the images in pixels.
+
+    Returns:
+        [2, H, W] float32, and the share of its own pixels in each image.
+    """
+    if how.box is None:
+        return np.broadcast_to(np.float32([[[how.weight]], [[1 - how.weight]]]), (2, H, W)), how.weight
+    (rows, columns), weight = how.pixels(H, W)
+    found = np.float32([[[1.0]], [[0.0]]]).repeat(H, 1).repeat(W, 2)
+    found[:, rows, columns] = [[[0.0]], [[1.0]]]
+    return found, weight
 
 
 def soft_targets(labels: Tensor, others: Tensor, weight: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:

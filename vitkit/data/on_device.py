@@ -132,15 +132,12 @@ class OnDevice:
         self.names = tuple(TRIVIAL if how.trivial else OPERATIONS)
         self.numbers = {name: i for i, name in enumerate(self.names)}
 
-    def __call__(self, rows: Sequence[tuple[int, int]]) -> Tensor:
-        """Make the images of some rows."""
-        given = torch.tensor(rows, dtype=torch.int64)
-        if self.device.type == "cuda":
-            given = given.pin_memory().to(self.device, non_blocking=True)
-        key, how = keys(self.seed, given), self.how
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Make the images of some rows, [B, 2] int64 on the device; nothing here waits for it."""
+        key, how = keys(self.seed, rows), self.how
         layers = 1 if how.trivial else how.rand_layers
         draws = _Draws(uniforms(key, 64 + 8 * layers))
-        x = self.images.index_select(0, given[:, 1])
+        x = self.images.index_select(0, rows[:, 1])
         boxes, flips, shifts = self._boxes(draws), draws.next() < how.flip, draws.some(2)
         plan = [self._operation(draws) for _ in range(layers)]
         x = self._geometry(x, boxes, flips, shifts, plan)
