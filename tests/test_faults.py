@@ -142,8 +142,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "CutMix keeps the weight it drew instead of the box's": fault(
         "data/mix.py",
-        "return out, 1 - (bottom - top) * (right - left) / (H * W)",
-        "return out, how.weight",
+        "slice(left, right)), 1 - (bottom - top) * (right - left) / (H * W)",
+        "slice(left, right)), self.weight",
         "data/test_loader.py",
         "data/test_augment.py",
     ),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.cuda_capture import capture
 from vitkit.data import mix as mixing
 from vitkit.data.mix import Plan
 from vitkit.data.on_device import OnDevice
@@ -79,13 +80,10 @@ class _Graph:
     """
 
     def __init__(self, batches: DeviceBatches, places: Tensor, amounts: Tensor) -> None:
-        self.places, self.amounts, self.graph = places, amounts, torch.cuda.CUDAGraph()
-        for _ in range(2):  # loads the kernels
-            batches._make(places, amounts)
+        self.places, self.amounts = places, amounts
+        batches._make(places, amounts)  # loads the kernels
         stream = torch.cuda.current_stream(places.device)
-        # "thread_local": another thread may use CUDA meanwhile.
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.made = batches._make(places, amounts)
+        self.graph, self.made = capture(lambda: batches._make(places, amounts), stream=stream)
 
     def __call__(self, places: Tensor, amounts: Tensor) -> Made:
         """Make a batch from tensors in pinned memory."""

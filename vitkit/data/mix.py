@@ -141,9 +141,9 @@ def shares(how: Plan, H: int, W: int) -> tuple[Array, float]:
         [2, H, W] float32, and the share of its own pixels in each image.
     """
     if how.box is None:
-        return np.broadcast_to(np.float32([[[how.weight]], [[1 - how.weight]]]), (2, H, W)), how.weight
+        return np.broadcast_to(np.array([[[how.weight]], [[1 - how.weight]]], np.float32), (2, H, W)), how.weight
     (rows, columns), weight = how.pixels(H, W)
-    found = np.float32([[[1.0]], [[0.0]]]).repeat(H, 1).repeat(W, 2)
+    found = np.array([[[1.0]], [[0.0]]], np.float32).repeat(H, 1).repeat(W, 2)
     found[:, rows, columns] = [[[0.0]], [[1.0]]]
     return found, weight
 

@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitkit.cuda_capture import capture, warm_up
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import GELUS
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
-from vitkit.speed.cuda_graphs import capture, warm_up
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}

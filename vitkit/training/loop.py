@@ -307,7 +307,8 @@ class Loop:
         lr = self.recipe.lr_at(step, self.total)
         set_lr(self.optimizer, lr)
         self.model.train()
-        sums = torch.cat([self.gradients(step, batch), torch.tensor([float(stop)], device=self.runtime.device)])
+        # Not torch.tensor: a copy to a GPU would wait here, before the rest of the update is launched.
+        sums = torch.cat([self.gradients(step, batch), torch.full((1,), float(stop), device=self.runtime.device)])
         self.progress.micro = self.gradients.found
         norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
         # One transfer per step: all processes see the same sums, and `_guard` runs before the weights change.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from vitkit.cuda_capture import capture, warm_up
 from vitkit.jobs.bench.turns import Run
 from vitkit.model.config import ViTConfig
-from vitkit.speed.cuda_graphs import capture, warm_up
 
 LIMIT = "matrix products alone"
 
