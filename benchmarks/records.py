@@ -1,13 +1,15 @@
 """Train Fashion-MNIST or CIFAR-10 from scratch with its recipe: accuracy, time, and the time to each percent.
 
     python -m benchmarks.records cifar10 --data DIR --out DIR [--seed 1] [--set epochs=100 augment.pad=4]
-    python -m benchmarks.records cifar10 --data DIR --out DIR --variants FILE.json --minutes 5
+    python -m benchmarks.records cifar10 --data DIR --out DIR --variants FILE.json --within 5
 
 The data folder contains the published files: CIFAR-10's six *.bin, or Fashion-MNIST's four IDX files, gzipped or not.
 
-The first form trains, then measures the test part once; --no-test leaves it closed. The second trains several variants
-at once, in processes of their own on one device, and never opens the test part: use it to choose settings on held-out
-training images. FILE.json is {"name": {"FIELD": VALUE, ...}, ...} with the fields that --set takes.
+The first form trains, then measures the test part once, with the averaged weights if the recipe has any; --no-test
+leaves it closed. The second trains several variants at once, in processes of their own on one device, and never opens
+the test part: use it to choose settings on held-out training images. FILE.json is {"name": {"FIELD": VALUE, ...}, ...}
+with the fields that --set takes. --within gives each variant as many steps as fit, whole schedule included, so that
+they are compared at equal time; a short trial of each, all at once, measures how long a step takes.
 
 --out gets record.json with the validation curve over time (and curve.png, where matplotlib is installed), and the run.
 """
@@ -20,11 +22,12 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ from vitkit.training.recipes import RECIPES
 
 DATA = {"fashion": "idx", "cifar10": "cifar10"}  # recipe -> kind of source
 VALIDATIONS = 20  # per run: each also saves the run
+TRIAL = 20.0  # seconds of training after which the time of a step is known
+STEPPING = 0.93  # share of the time that is left for steps by the validations, and by saving the run
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -84,11 +89,35 @@ def _best_so_far(curve: list[dict[str, Any]]) -> tuple[list[float], list[float]]
     return [row["seconds"] for row in curve], list(itertools.accumulate((100 * row["top1"] for row in curve), max))
 
 
+def steps_within(args: argparse.Namespace, recipe: Recipe) -> int:
+    """Return how many steps fit into `args.within` minutes of training, by a trial that leaves nothing behind."""
+    ended: list[float] = []  # when each step ended
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            ended.append(time.perf_counter())
+            if len(ended) > 2 and ended[-1] - ended[0] > TRIAL and ended[-2] - ended[0] <= TRIAL:
+                os.kill(os.getpid(), signal.SIGTERM)  # stops the trial after the next step
+
+    out = args.out / "trial"
+    start(_prepared(args, recipe, out), watch)
+    shutil.rmtree(out)
+    return _fitting(ended, 60 * args.within)
+
+
+def _fitting(ended: Sequence[float], seconds: float) -> int:
+    """Return how many steps fit into some seconds, at the rate of the trial's second half."""
+    half = (len(ended) - 1) // 2
+    return max(1, math.floor(STEPPING * seconds * (len(ended) - 1 - half) / (ended[-1] - ended[half])))
+
+
 def record(args: argparse.Namespace) -> dict[str, Any]:
     """Train one run and measure it; return what record.json holds."""
     changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in args.set)}
     recipe = changed(RECIPES[args.what], {**changes, **({} if args.val is None else {"val": args.val})})
-    ready = _prepared(args, recipe)
+    if args.within:
+        recipe = recipe.change(steps=steps_within(args, recipe))
+    ready = _prepared(args, recipe, args.out / "run")
     curve: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
     began, limit = 0.0, 60 * args.minutes if args.minutes else math.inf
@@ -128,16 +157,15 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
     if not args.no_test:
         found["test"] = {}
         runtime, test = Runtime(args.device), open_source(f"{DATA[args.what]}:{args.data}", "test")
-        for which in ("last", "ema"):
-            if (run.path / f"{which}.safetensors").is_file():
-                model = load(run.weights(which), device=runtime.device)
-                result = measure(logits_of(model, test, batch_size=500, runtime=runtime), run.info["data"]["classes"])
-                found["test"][which] = {"top1": result.top1, "n": result.n, "ci95": list(result.ci95)}
-                print(f"test, {which}: {result.top1:.2%} of {result.n:,}", flush=True)
+        which = "last" if recipe.ema is None else "ema"  # not the better of the two: that would be a choice by the test
+        model = load(run.weights(which), device=runtime.device)
+        result = measure(logits_of(model, test, batch_size=500, runtime=runtime), run.info["data"]["classes"])
+        found["test"][which] = {"top1": result.top1, "n": result.n, "ci95": list(result.ci95)}
+        print(f"test, {which}: {result.top1:.2%} of {result.n:,}", flush=True)
     return found
 
 
-def _prepared(args: argparse.Namespace, recipe: Recipe) -> Prepared:
+def _prepared(args: argparse.Namespace, recipe: Recipe, out: Path) -> Prepared:
     settings = {
         "device": args.device,
         "precision": args.precision,
@@ -148,7 +176,7 @@ def _prepared(args: argparse.Namespace, recipe: Recipe) -> Prepared:
         "log_every": 50,
     }
     data = f"{DATA[args.what]}:{args.data}"
-    ready = prepare(data, args.out / "run", recipe=recipe, resume=args.resume, settings=settings)
+    ready = prepare(data, out, recipe=recipe, resume=args.resume, settings=settings)
     every = max(1, math.ceil(recipe.total(len(ready.train)) / VALIDATIONS))
     return dataclasses.replace(ready, settings=dataclasses.replace(ready.settings, evaluate_every=every))
 
@@ -161,9 +189,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         out = args.out / name
         command = [sys.executable, "-m", "benchmarks.records", args.what, "--data", args.data, "--out", str(out)]
         command += ["--device", args.device, "--precision", args.precision, "--seed", str(args.seed), "--no-test"]
-        command += ["--minutes", str(args.minutes)] if args.minutes else []
-        command += ["--val", str(args.val)] if args.val is not None else []
-        command += ["--workers", str(args.workers)] if args.workers is not None else []
+        for option in ("minutes", "within", "val", "workers"):
+            given = getattr(args, option)
+            command += [f"--{option}", str(given)] if given is not None else []
         command += ["--set", *(f"{field}={json.dumps(value)}" for field, value in changes.items())]
         running[name] = subprocess.Popen(command)
     codes = {name: process.wait() for name, process in running.items()}
@@ -194,8 +222,11 @@ def main() -> None:
     parser.add_argument("--no-test", action="store_true", help="do not open the test part, for choosing settings")
     parser.add_argument("--resume", action="store_true", help="resume the run at --out")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes of training (default: never)")
+    parser.add_argument("--within", type=float, help="minutes into which the schedule must fit (default: the recipe's)")
     parser.add_argument("--variants", type=Path, help="a JSON file of variants to train at once; no test part")
     args = parser.parse_args()
+    if args.within and args.resume:
+        parser.error("--within chooses the number of steps of a new run; leave it out with --resume")
     args.out.mkdir(parents=True, exist_ok=True)
     found = compare(args) if args.variants else record(args)
     (args.out / "record.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.records import changed, picture, reached
+from benchmarks.records import STEPPING, _fitting, changed, picture, reached
 from vitkit.errors import ConfigError
 from vitkit.training.recipes import RECIPES
 
@@ -39,3 +39,9 @@ def test_the_picture_has_a_line_per_curve(tmp_path: Path) -> None:
         assert found.width > 500
     picture({"none": []}, "title", tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_the_steps_that_fit_follow_the_second_half_of_the_trial() -> None:
+    slow_start = [0.0, 9.0, 10.0, 10.5, 11.0, 11.5, 12.0]
+    assert _fitting(slow_start, 60.0) == int(STEPPING * 60 / 0.5)
+    assert _fitting([0.0, 50.0], 1.0) == 1
