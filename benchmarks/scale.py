@@ -12,6 +12,7 @@ measures processor time instead.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import socket
 import statistics
@@ -26,10 +27,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from vitkit.model.config import variant
+from vitkit.model.config import ViTConfig, variant
 from vitkit.model.count import parameters
 from vitkit.model.vit import ViT
 from vitkit.training.plan import FIGURES, Job, Machine, images_per_second, plan
+from vitkit.training.shard import Sharded
 
 JFT = 303_000_000  # images of JFT-300M
 JOBS: dict[str, tuple[Job, tuple[int, ...]]] = {
@@ -139,7 +141,7 @@ def check(given: dict[str, Any]) -> None:
     fixed = alone - given["batch"] / speed
     print(f"{given['model']}, {given['size']} px, batch {given['batch']}, load {os.getloadavg()[0]:.1f}")
     print(f"1 process: {alone:.3f} s per step, {half:.3f} with half the batch")
-    for ranks in range(2, given["processes"] + 1):
+    for ranks in given["processes"]:
         seconds, reduce = measure(ranks, given)
         link = 8 * parameters(config) * (ranks - 1) / ranks / reduce
         # CPU processes communicate with the cores that compute, so nothing is hidden.
@@ -147,37 +149,59 @@ def check(given: dict[str, Any]) -> None:
         expected = plan(job, ranks, machine)["seconds_per_step"]
         print(
             f"{ranks} processes: {seconds:.3f} s per step, planned {expected:.3f} ({expected / seconds - 1:+.0%}); "
-            f"link {link / 1e9:.2f} GB/s"
+            f"link {link / 1e9:.2f} GB/s",
+            flush=True,
         )
 
 
 def gpu(given: dict[str, Any]) -> None:
-    """Steps of large models on one GPU: plain PyTorch, bf16, activation checkpointing, as --shard computes them."""
+    """Steps of large models on one GPU: plain PyTorch, bf16, activation checkpointing, without and with FSDP2."""
     for name in ("vit-b/16", "vit-l/16", "vit-h/14", "vit-g/14", "vit-G/14"):
         config = variant(name, num_classes=1000)
-        model = ViT(config).cuda().train()
-        model.gradient_checkpointing = True
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        x = torch.randn(given["images"], 3, 224, 224, device="cuda")
-
-        def step(model: ViT = model, optimizer: Any = optimizer, x: torch.Tensor = x) -> None:
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = model(x).float().logsumexp(1).mean()
-            loss.backward()
-            optimizer.step()
-            torch.cuda.synchronize()
-
-        torch.cuda.reset_peak_memory_stats()
-        rate = given["images"] / median(step, given["rounds"])
         job = Job(config=config, batch=given["images"], steps=1, images=1, checkpointing=True)
-        held, expected = torch.cuda.max_memory_allocated() / 1e9, plan(job, 1)["memory"]["all"] / 1e9
+        planned, expected = images_per_second(job), plan(job, 1)["memory"]["all"] / 1e9
+        (rate, held), (sharded, _) = (large_steps(config, given, shard) for shard in (False, True))
         print(
-            f"{name}: {rate:,.0f} images/s, planned {images_per_second(job):,.0f} "
-            f"({images_per_second(job) / rate - 1:+.0%}); {held:.1f} GB, planned {expected:.1f}"
+            f"{name}: {rate:,.0f} images/s, planned {planned:,.0f} ({planned / rate - 1:+.0%}); {held:.1f} GB, planned "
+            f"{expected:.1f}; as a group of one with FSDP2 {sharded:,.0f} images/s",
+            flush=True,
         )
-        del model, optimizer, x, step
-        torch.cuda.empty_cache()
+
+
+def large_steps(config: ViTConfig, given: dict[str, Any], shard: bool) -> tuple[float, float]:
+    """Return images/s of training steps, and the largest memory used in GB."""
+    gc.collect()  # the model before this one
+    torch.cuda.empty_cache()
+    with torch.device("cuda"):
+        model = ViT(config).train()
+    model.gradient_checkpointing = True
+    if shard:
+        divide(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    x = torch.randn(given["images"], 3, 224, 224, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x).float().logsumexp(1).mean()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+
+    torch.cuda.reset_peak_memory_stats()
+    rate, held = given["images"] / median(step, given["rounds"]), torch.cuda.max_memory_allocated() / 1e9
+    return rate, held
+
+
+def divide(model: ViT) -> None:
+    """Shard a model as --shard does, in a group of this one process, which gathers and frees what it holds itself."""
+    if not dist.is_initialized():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    runtime = Sharded("cuda", "bf16")
+    runtime.distribute(model)
 
 
 def main() -> None:
@@ -188,7 +212,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=7)
     given = vars(parser.parse_args())
     if given["what"] == "tables":
