@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import TCPStore
 
 from tests.training.tiny import forked
-from vitkit import process_group
-from vitkit.errors import ConfigError, LostWorker
+from vitkit import cli, process_group
+from vitkit.errors import (
+    ConfigError,
+    HubError,
+    LostWorker,
+    OutOfMemory,
+    OutputError,
+    SaveFailed,
+    Unreachable,
+    VitkitError,
+)
 
 # A launcher that starts one process, which says `ready` and, if nothing ends it, `survived`.
 LAUNCHER = """
@@ -99,6 +111,59 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
         launcher.kill()
         launcher.wait()
         assert launcher.stdout.read() == ""  # until both have ended
+
+
+def launched(work: Callable[[], object], restart: int = 0) -> int:
+    """Return how a launcher ended whose process does this work: its exit code, or the signal that it got."""
+
+    def launcher(rank: int) -> None:
+        os.environ |= {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": str(restart)}
+        os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
+        if process := os.fork():
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        try:
+            work()
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+
+    return forked(launcher)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "digits", "--out", "r", "--recipe", "nonsense"], "nonsense"),
+        (["train", "digits", "--out", "r", "--nonsense"], "--nonsense"),
+        (["train", "digits", "--out", "."], "exists and is not a run"),
+    ],
+)
+def test_a_mistake_in_the_command_ends_the_launcher(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun would start the process again, and it would meet the same error; the last attempt just fails."""
+    importlib.import_module("vitkit.jobs.train")  # once, for all processes
+    monkeypatch.setattr(sys, "argv", ["vitkit", *words])
+    assert launched(cli.main) == -signal.SIGTERM
+    assert launched(cli.main, restart=3) == 2
+    assert capfd.readouterr().err.count(message) == 2
+
+
+@pytest.mark.parametrize("error", [LostWorker, Unreachable, HubError, OutputError, SaveFailed, OutOfMemory])
+def test_what_may_succeed_later_is_tried_again(error: type[VitkitError], monkeypatch: pytest.MonkeyPatch) -> None:
+    def app() -> None:
+        raise error("Try again.")
+
+    monkeypatch.setattr(cli, "app", app)
+    assert launched(cli.main) == error.exit_code
+
+
+@pytest.mark.slow
+def test_torchrun_ends_at_a_mistake(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["--max-restarts", "3", "-m", "vitkit", "train", "digits", "--out", str(tmp_path / "r")]
+    done = subprocess.run([*command, "--recipe", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 1 <= done.stderr.count("'nonsense'") <= 2  # of the two processes, not of their restarts
 
 
 def test_without_torchrun_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@
     │       └── Unreachable      an image that its storage did not deliver; it may be fine
     ├── Diverged                 training whose loss or gradient became NaN or infinite
     ├── OutputError              a path that cannot be written to
+    │   ├── Occupied             a path that holds something else already
     │   └── SaveFailed           a run that could no longer be saved                      (CLI: exit code 3)
     ├── LostWorker               a process that died or no longer answers                 (CLI: exit code 4)
     ├── OutOfMemory              no memory was left                                       (CLI: exit code 5)
@@ -43,6 +44,7 @@ class VitkitError(Exception):
     """Base class of all errors that a user can cause. `str(error)` is a sentence to show to the user."""
 
     exit_code = 2  # of the command line
+    transient = False  # whether the same request may succeed later
 
     def __str__(self) -> str:
         text = super().__str__()  # which may quote a file, and a file may hold a name of 100 kB
@@ -88,6 +90,8 @@ class CannotExpress(CheckpointError):
 class HubError(CheckpointError):
     """A file could not be downloaded from the hub."""
 
+    transient = True
+
 
 class DataError(VitkitError):
     """A data set that cannot be used as requested."""
@@ -109,6 +113,8 @@ class BadImage(DataError):
 class Unreachable(BadImage):
     """An image that its storage did not deliver; it may be fine, so trying again may help."""
 
+    transient = True
+
 
 class Diverged(VitkitError):
     """The loss or its gradient became NaN or infinite; earlier checkpoints are kept."""
@@ -116,6 +122,14 @@ class Diverged(VitkitError):
 
 class OutputError(VitkitError):
     """A path that cannot be written to."""
+
+    transient = True
+
+
+class Occupied(OutputError):
+    """A path that holds something else already."""
+
+    transient = False
 
 
 class SaveFailed(OutputError):
@@ -128,12 +142,14 @@ class LostWorker(VitkitError):
     """A process that the work depends on has died or no longer answers."""
 
     exit_code = 4
+    transient = True
 
 
 class OutOfMemory(VitkitError):
     """No memory was left."""
 
     exit_code = 5
+    transient = True
 
 
 class RequestError(VitkitError, ValueError):

@@ -3,6 +3,7 @@
 join               connect the processes that torchrun or accelerate started, within a time limit
 launch             what the processes of one torchrun job have in common, restarted ones included
 end_with_launcher  leave no process behind when torchrun is killed
+end_launcher       end torchrun where starting again would meet the same error
 """
 
 from __future__ import annotations
@@ -125,6 +126,16 @@ def end_with_launcher() -> None:
     if os.getppid() != parent or _adopted(parent):  # it was killed while this process was starting
         raise LostWorker("torchrun, which started this process, has ended.")
     threading.Thread(target=_watch, args=(parent, told), name=ELASTIC, daemon=True).start()
+
+
+def end_launcher() -> None:
+    """Ask torchrun to end the job on this machine, if it would start this process again.
+
+    torchrun restarts its processes whatever their exit code is; SIGTERM ends it with all of them.
+    """
+    tries = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RESTART_COUNT", "MAX_RESTARTS")]
+    if ELASTIC in os.environ and all(map(str.isdecimal, tries)) and int(tries[0]) < int(tries[1]):
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _adopted(parent: int) -> bool:

@@ -148,8 +148,14 @@ def main() -> None:
     try:
         app()
     except VitkitError as error:
-        print(f"vitkit: {printable(str(error))}", file=sys.stderr)
+        print(f"vitkit: {printable(str(error))}", file=sys.stderr, flush=True)
+        if not error.transient:
+            _end_launcher()
         sys.exit(error.exit_code)
+    except SystemExit as end:
+        if end.code == 2:  # an option or argument that does not exist
+            _end_launcher()
+        raise
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
         sys.exit(141)
@@ -164,6 +170,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("vitkit: stopped.", file=sys.stderr)
         sys.exit(130)
+
+
+def _end_launcher() -> None:
+    from vitkit.process_group import end_launcher
+
+    end_launcher()
 
 
 def _sentence(

@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import CheckpointError, ConfigError, OutputError, UnreadableFile
+from vitkit.errors import CheckpointError, ConfigError, Occupied, OutputError, UnreadableFile
 from vitkit.model.config import config_from_dict
 from vitkit.training.lock import NAME
 
@@ -176,13 +176,13 @@ class RunFolder:
         """Refuse a path where something already exists."""
         path = Path(path).expanduser()
         if RunFolder.exists(path):
-            raise OutputError(
+            raise Occupied(
                 f"--out must be a new folder; {path} holds a run. Choose another, or continue a training run with "
                 f"--resume."
             )
         left = [p for p in path.iterdir() if not p.name.startswith((".vitkit-", NAME))] if path.is_dir() else []
         if left or path.is_file():
-            raise OutputError(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
+            raise Occupied(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
 
     @classmethod
     def open(cls, path: str | Path, *, resume: bool = False) -> RunFolder:
