@@ -33,14 +33,18 @@ from typing import Any
 BATCH = 32
 ROUNDING = 1e-5  # largest difference of a weight between runs on different numbers of processes
 PATIENCE = 300.0  # seconds that a restarted group may take; the cores are few
-RENDEZVOUS = "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+# An agent that is silent for 10 s counts as lost: on few cores, a healthy one may be slow.
+RENDEZVOUS = "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=10"
+SLOW = 4.0  # seconds until processes that wait for a stopped one may train another step, ...
+TIMES = 2  # ... so many times
 QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_LOG_LEVEL": "ERROR"}
 
 
 def work(out: Path, steps: int, records: Path) -> None:
     """Train as one process of torchrun; write down every share of a batch before it is computed.
 
-    A step begins once the gate is open for it, so that a slow machine does not finish before its processes are killed.
+    A step begins once the gate is open for it, so that a slow machine does not finish before its processes are killed; or
+    once the process was asked to stop, which it does after the step.
     """
     from dataclasses import replace
 
@@ -48,16 +52,17 @@ def work(out: Path, steps: int, records: Path) -> None:
     from vitkit.training.gradients import Gradients
     from vitkit.training.recipes import RECIPES
 
-    group, plain = "", Gradients.__call__
+    group, plain, asked = "", Gradients.__call__, None
 
     def recorded(self: Gradients, step: int, batch: Any) -> Any:
-        nonlocal group
+        nonlocal group, asked
         group = group or self.runtime.gather(uuid.uuid4().hex)[0]
+        asked = asked or signal.getsignal(signal.SIGTERM)  # the loop's handler, which it removes at the first signal
         rank, ranks = self.runtime.rank, self.runtime.ranks
         row = {"group": group, "step": step, "rank": rank, "ranks": ranks, "index": batch.index.tolist()}
         with open(records / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        while int((records / "gate").read_text(encoding="utf-8")) < step:
+        while int((records / "gate").read_text(encoding="utf-8")) < step and signal.getsignal(signal.SIGTERM) is asked:
             time.sleep(0.02)
         return plain(self, step, batch)
 
@@ -137,15 +142,15 @@ class Job:
 
     def trained(self, ranks: int, steps: int, known: set[str]) -> None:
         """Wait until a new group of so many processes has trained for so many steps, then let it run on a little."""
-        slow = time.monotonic()
+        slow, times = time.monotonic(), 0
 
         def ready() -> bool:
-            nonlocal slow
+            nonlocal slow, times
             found = {row["step"] for row in self.rows() if row["ranks"] == ranks and row["group"] not in known}
             if found:
                 self.open(max(found) + 1)
-            elif time.monotonic() > slow + 3:  # processes that were asked to stop do so after a step
-                slow = time.monotonic()
+            elif time.monotonic() > slow + SLOW and times < TIMES:  # one that was asked to stop needs the others for it
+                slow, times = time.monotonic(), times + 1
                 self.open(self.gate + 1)
             return len(found) > steps
 
@@ -246,7 +251,7 @@ def elastic(job: Job) -> str:
     job.start(4)
     known: set[str] = set()
     for ranks, event in ((4, "agent"), (3, "rank"), (3, "agent"), (2, "join"), (4, "rank"), (4, "")):
-        job.trained(ranks, job.draw.randint(2, 5), known)
+        job.trained(ranks, job.draw.randint(2, 4), known)
         known = job.groups()
         if event == "agent":
             job.kill_agent()

@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "optional",
         "model",
+        "process_group",
         "checkpoints",
         "data",
         "runtime",
