@@ -43,8 +43,8 @@ QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TOR
 def work(out: Path, steps: int, records: Path) -> None:
     """Train as one process of torchrun; write down every share of a batch before it is computed.
 
-    A step begins once the gate is open for it, so that a slow machine does not finish before its processes are killed; or
-    once the process was asked to stop, which it does after the step.
+    A step begins once the gate is open for it, so that a slow machine does not finish before its processes are killed.
+    A process that was asked to stop passes the gate, because it stops after the step.
     """
     from dataclasses import replace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vitkit.cluster.results import Entry, Folder, Manifest
 from vitkit.cluster.work import Decoder
 from vitkit.data import open_source
 from vitkit.data.base import Subset
-from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
+from vitkit.errors import BadImage, ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.evaluation.logits import logits_of
 from vitkit.evaluation.predict import predict
 from vitkit.features import unknown
@@ -29,6 +30,7 @@ from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import embed
 from vitkit.jobs import on_ray as job
 from vitkit.jobs.embed import parts_of
+from vitkit.jobs.evaluate import evaluate
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -116,6 +118,25 @@ def test_predict_says_none_of_these_as_one_machine_does(at: Path, tmp_path: Path
     none = [row["index"] is None for row in found]
     assert none == [one.none_of_these for one in expected]
     assert 0 < sum(none) < len(none)
+
+
+def test_an_unreadable_image_fails_the_job_if_you_say_so(at: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "out", ("embed", at / "photos", "--from", at / "tiny.safetensors", "--batch-size", 4)
+    words += ("--on", "ray", "--out", out)
+    stopped = str(call(*words, "--bad-images", "fail", error=BadImage).exception)
+    assert "003.jpg" in stopped
+    assert "--bad-images skip" in stopped
+    kept = (out / "manifest.jsonl").read_bytes()
+    assert 0 < len(kept.splitlines()) < 8
+    again = call(*words, "--bad-images", "fail", error=BadImage)  # at once: the manifest knows
+    assert (str(again.exception), (out / "manifest.jsonl").read_bytes()) == (stopped, kept)
+    done = call(*words, "--bad-images", "skip")
+    assert done.exit_code == 1
+    assert len(rows(out)) == 30
+    call(*words, "--bad-images", "maybe", error=ConfigError)
+    evaluated = ("eval", at / "tiny.safetensors", at / "photos", "--on", "ray", "--out", tmp_path / "eval")
+    call(*evaluated, "--bad-images", "fail", error=BadImage)
+    assert not (tmp_path / "eval" / "evaluation.json").exists()
 
 
 def test_what_predict_takes(at: Path, tmp_path: Path) -> None:
@@ -211,7 +232,7 @@ def test_several_labels_and_data_in_memory(tmp_path: Path) -> None:
     several = model(num_classes=len(names))
     several.input_spec = replace(several.input_spec, class_names=names, thresholds=(0.5,) * len(names))
     source = Subset(digits["test"], range(70))
-    found = job.evaluate(several, source, tmp_path / "out", batch_size=64)
+    found = evaluate(several, source, elsewhere=partial(job.logits, several, source, tmp_path / "out", batch_size=64))
     one = logits_of(several, source, batch_size=64)
     assert np.array_equal(found.outputs.logits, one.logits)
     assert np.array_equal(found.outputs.labels, source.labels)
@@ -228,7 +249,7 @@ def test_nothing_readable_is_an_error_and_its_shards_are_valid(tmp_path: Path) -
     assert len(job.run("embed", model(), sources, tmp_path / "out", batch_size=2).skipped) == 5
     assert [row["feature"] for row in rows(tmp_path / "out")] == [None] * 5
     with pytest.raises(DataError, match="Expected at least one readable image"):
-        job.evaluate(model(), sources["all"], tmp_path / "eval", batch_size=2)
+        job.logits(model(), sources["all"], tmp_path / "eval", batch_size=2)
 
 
 def test_nan_is_an_error_that_names_the_image(at: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import (
-    BadImages,
+    BadImagesOrRows,
     BatchSize,
     Cache,
     Decode,
@@ -36,7 +36,7 @@ def embed(
         typer.Option("--out", help="Also write the features to this .npz or .parquet file (default: none)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    bad_images: BadImages = "fail",
+    bad_images: BadImagesOrRows = None,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
@@ -58,6 +58,7 @@ def embed(
         folder = on_ray.check(on, out, cache=cache, decode=decode != "cpu")
         about = {"weights": weights, "data": data}
         how = {"features": features, "batch_size": batch_size, "workers": workers, "device": device}
+        how["bad_images"] = bad_images or "skip"
         parts = job.parts_of(data, split)
         on_ray.run("embed", on_ray.load(weights, overrides), parts, folder, as_json, about, precision=precision, **how)
         return
@@ -79,7 +80,7 @@ def embed(
             workers=workers,
             runtime=runtime,
             progress=tick,
-            bad_images=bad_images,  # type: ignore[arg-type]
+            bad_images=bad_images or "fail",  # type: ignore[arg-type]
             decode=decode,  # type: ignore[arg-type]
         )
     skipped = [pair for filled in found.parts.values() for pair in filled.skipped]

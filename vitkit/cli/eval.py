@@ -11,7 +11,7 @@ import typer
 
 from vitkit.cli.options import (
     ENGINES,
-    BadImages,
+    BadImagesOrRows,
     BatchSize,
     Decode,
     Device,
@@ -51,7 +51,7 @@ def evaluate(
     worst: Annotated[
         int, typer.Option("--worst", min=0, help="Wrong predictions to list, highest confidence first.")
     ] = 5,
-    bad_images: BadImages = "fail",
+    bad_images: BadImagesOrRows = None,
     batch_size: BatchSize = 64,
     workers: Workers = None,
     device: Device = "auto",
@@ -83,24 +83,20 @@ def evaluate(
         )
     run = job.run_of(weights)
     source, part = job.part_of(data, split, run)
+    about: dict[str, Any] = {
+        "weights": weights,
+        "data": data,
+        "part": part,
+        "same_order": in_order,
+        "worst": max(worst, 20),
+    }
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     if on is not None:
         from vitkit.cli import on_ray
 
         shards = on_ray.check(on, out, engine=engine, decode=decode != "cpu")
-        found = on_ray.evaluate(
-            on_ray.load(weights, overrides),
-            source,
-            shards,
-            weights=weights,
-            data=data,
-            part=part,
-            same_order=in_order,
-            worst=max(worst, 20),
-            batch_size=batch_size,
-            workers=workers,
-            device=device,
-            precision=precision,
-        )
+        how |= {"device": device, "precision": precision, "bad_images": bad_images or "skip"}
+        found = on_ray.evaluate(on_ray.load(weights, overrides), source, shards, about, how)
         if as_json:
             print(json.dumps(found.to_dict(), indent=1))
         else:
@@ -111,20 +107,9 @@ def evaluate(
     runtime = Runtime(device, "fp32" if engine is not None else precision)
     fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
     model = fast or open_model(weights, runtime.device, **overrides)
-    how: dict[str, Any] = {"runtime": runtime, "batch_size": batch_size, "workers": workers}
-    how |= {"bad_images": bad_images, "decode": decode}
+    how |= {"runtime": runtime, "bad_images": bad_images or "fail", "decode": decode}
     with common.counting("evaluating", len(source) * (1 if fast is None else 2), show=runtime.main) as tick:
-        found = job.evaluate(
-            model,
-            source,
-            weights=weights,
-            data=data,
-            part=part,
-            same_order=in_order,
-            progress=tick,
-            worst=max(worst, 20),
-            **how,
-        )
+        found = job.evaluate(model, source, progress=tick, **about, **how)
         against = fast.against_plain(found, source, progress=tick, **how) if fast is not None else None
     more = {"engine": fast.name, "against_plain": against.to_dict()} if fast is not None and against is not None else {}
     folder = Path(out) if out else run.path if run else None

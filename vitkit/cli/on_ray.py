@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -97,24 +98,27 @@ def run(
     tell(job.skipped, job.images)
 
 
-def evaluate(model: Backbone, source: Source, out: str, **how: Any) -> Evaluation:
+def evaluate(model: Backbone, source: Source, out: str, about: dict[str, Any], how: dict[str, Any]) -> Evaluation:
     """Evaluate a model on the cluster, and write evaluation.json and the CSV files next to the shards.
 
     Args:
         model: the model.
         source: the images.
         out: the folder of results; at an s3:// address only shards are written.
-        how: further arguments of `jobs.on_ray.evaluate`.
+        about: arguments of `jobs.evaluate.evaluate`: what is evaluated.
+        how: further arguments of `jobs.on_ray.run`: how it is computed.
     """
     from vitkit.cli import options as common
     from vitkit.data.remote import is_remote
+    from vitkit.jobs import evaluate as job
     from vitkit.jobs import on_ray
-    from vitkit.jobs.evaluate import write
 
     with common.counting("evaluating", len(source)) as tick:
-        found = on_ray.evaluate(model, source, out, progress=tick, **how)
+        said = {name: about[name] for name in ("weights", "data", "part")}
+        elsewhere = partial(on_ray.logits, model, source, out, about=said, progress=tick, **how)
+        found = job.evaluate(model, source, **about, elsewhere=elsewhere)
     if not is_remote(out):
-        write(out, found)
+        job.write(out, found)
     return found
 
 

@@ -146,6 +146,14 @@ BadImages = Annotated[
         "--bad-images", help="What to do with unreadable images: fail, or skip and list them and exit with code 1."
     ),
 ]
+BadImagesOrRows = Annotated[
+    str | None,
+    typer.Option(
+        "--bad-images",
+        help="What to do with unreadable images: fail, or skip and list them and exit with code 1 (default: fail; with "
+        "--on ray, skip, which gives them a row with their error).",
+    ),
+]
 Features = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,7 @@ def evaluate(
     bad_images: BadImages = "fail",
     worst: int = 20,
     decode: Decode = "cpu",
+    elsewhere: Callable[[], tuple[Outputs, str]] | None = None,
 ) -> Evaluation:
     """Evaluate a model on a source; with several processes, each of them must call this.
 
@@ -187,37 +188,38 @@ def evaluate(
         bad_images: `fail` or `skip`.
         worst: number of wrong predictions to keep.
         decode: where images are decoded, `cpu` or `gpu`.
+        elsewhere: computes the logits on other machines, and names the precision (default: computed here).
     """
-    names, to_output = matched(model, source, data, same_order)
-    by = way(model, runtime.precision, len(source), batch_size=batch_size) if runtime else Way("fp32")
+    names, to_output = _matched(model, source, data, same_order)
     start = time.perf_counter()
-    found = logits_of(
-        Running(by.build, model.input_spec) if by.build else model,
-        source,
-        batch_size=batch_size,
-        workers=workers,
-        runtime=runtime,
-        progress=progress,
-        bad_images=bad_images,
-        decode=decode,
-    )
+    if elsewhere is not None:
+        found, precision = elsewhere()
+    else:
+        by = way(model, runtime.precision, len(source), batch_size=batch_size) if runtime else Way("fp32")
+        precision = f"engine {model.name}" if isinstance(model, ByEngine) else by.name
+        found = logits_of(
+            Running(by.build, model.input_spec) if by.build else model,
+            source,
+            batch_size=batch_size,
+            workers=workers,
+            runtime=runtime,
+            progress=progress,
+            bad_images=bad_images,
+            decode=decode,
+        )
     seconds = time.perf_counter() - start
-    return conclude(
-        found,
-        names,
-        to_output,
-        model.input_spec.thresholds,
-        worst,
-        weights=weights,
-        data=data,
-        part=part,
-        seconds=seconds,
-        precision=f"engine {model.name}" if isinstance(model, ByEngine) else by.name,
-        decode=decode,
-    )
+    thresholds = model.input_spec.thresholds
+    if thresholds:
+        labels = np.zeros((len(found), len(names)), np.int64)
+        labels[:, to_output] = found.labels
+    else:
+        labels = to_output[found.labels]
+    found = dataclasses.replace(found, labels=labels)
+    measures = measured(found, names, thresholds, worst)
+    return Evaluation(weights, data, part, measures, found, names, seconds, precision, decode)
 
 
-def matched(model: Classifier, source: Source, data: str, same_order: bool) -> tuple[tuple[str, ...], Array]:
+def _matched(model: Classifier, source: Source, data: str, same_order: bool) -> tuple[tuple[str, ...], Array]:
     """Return the names of the model's outputs, and the output of each class of the data.
 
     Args:
@@ -234,34 +236,6 @@ def matched(model: Classifier, source: Source, data: str, same_order: bool) -> t
     if same_order:
         return model.input_spec.class_names or source.class_names, in_order(source.class_names, len(names))
     return names, match_classes(source.class_names, names)
-
-
-def conclude(
-    found: Outputs,
-    names: tuple[str, ...],
-    to_output: Array,
-    thresholds: Sequence[float],
-    worst: int,
-    **about: Any,
-) -> Evaluation:
-    """Measure the logits of a data set.
-
-    Args:
-        found: the logits, with the data's labels.
-        names: see `matched`.
-        to_output: see `matched`.
-        thresholds: the model's, if it gives an image any number of labels.
-        worst: number of wrong predictions to keep.
-        about: the other fields of Evaluation.
-    """
-    if thresholds:
-        labels = np.zeros((len(found), len(names)), np.int64)
-        labels[:, to_output] = found.labels
-    else:
-        labels = to_output[found.labels]
-    found = dataclasses.replace(found, labels=labels)
-    measures = measured(found, names, thresholds, worst)
-    return Evaluation(measures=measures, outputs=found, class_names=names, **about)
 
 
 def measured(

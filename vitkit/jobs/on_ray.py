@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import PIL
 import torch
@@ -21,13 +21,14 @@ from vitkit.cluster.results import Folder, Manifest
 from vitkit.cluster.work import Settings
 from vitkit.data import remote
 from vitkit.data.base import Source, Unlabelled
+from vitkit.data.loader import BadImages
 from vitkit.data.sources import parse
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import BadImage, ConfigError, DataError
+from vitkit.evaluation.logits import Outputs
 from vitkit.evaluation.names import answer_names
 from vitkit.evaluation.predict import Images
 from vitkit.features.choice import choose
 from vitkit.jobs.embed import parts_of
-from vitkit.jobs.evaluate import Evaluation, conclude, matched
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import AUTO, PRECISIONS
 from vitkit.types import Tick
@@ -99,6 +100,7 @@ def run(
     about: Mapping[str, Any] | None = None,
     progress: Tick | None = None,
     apart: bool | None = None,
+    bad_images: BadImages = "skip",
 ) -> Job:
     """Compute all shards of a job that its folder does not have yet.
 
@@ -115,12 +117,16 @@ def run(
         about: what `job.json` says besides, for people.
         progress: called with the number of images finished since the last call.
         apart: see `cluster.on_ray.run`.
+        bad_images: `skip` gives an unreadable image a row with its error; `fail` stops the job at the first one.
 
     Raises:
+        BadImage: with `fail`; what is finished is kept.
         OutputError: the folder holds the results of another job.
         ConfigError: the cluster cannot do this.
     """
     start, report = time.perf_counter(), progress or (lambda count: None)
+    if bad_images not in get_args(BadImages):
+        raise ConfigError(f"Expected --bad-images {' or '.join(get_args(BadImages))}; got {bad_images!r}.")
     if task != "embed":
         answer_names(model)  # refuses weights without a head before any work is done
     how = _settings(task, model, out, features, batch_size, device, precision)
@@ -148,11 +154,18 @@ def run(
     manifest = Manifest(Folder(how.out), job, more)
     finished = set(manifest.keep(shard.name for shard in todo))
     left = [shard for shard in todo if shard.name not in finished]
+
+    def refuse(done: Sequence[Shard]) -> None:
+        if bad_images == "fail" and (bad := read_errors(manifest, done)):
+            raise BadImage(f"{bad[0][1]} Finished shards are kept; --bad-images skip continues and lists such images.")
+
+    refuse([shard for shard in todo if shard.name in finished])
     report(sum(len(shard) for shard in todo) - sum(len(shard) for shard in left))
     try:
         for entry in on_ray.run(how, model, sources, left, decoders=workers, apart=apart):
             manifest.add(entry)
             report(entry.rows)
+            refuse([shard for shard in left if entry.errors and shard.name == entry.shard])
     finally:
         manifest.close()
     manifest.folder.tidy()
@@ -201,44 +214,14 @@ def weights_hash(model: Backbone) -> str:
     return h.hexdigest()
 
 
-def evaluate(
-    model: Backbone,
-    source: Source,
-    out: str | Path,
-    *,
-    weights: str = "",
-    data: str = "",
-    part: str = "",
-    same_order: bool = False,
-    worst: int = 20,
-    **how: Any,
-) -> Evaluation:
-    """Evaluate a model on a cluster, with the same result as `jobs.evaluate.evaluate`.
+def logits(model: Backbone, source: Source, out: str | Path, **how: Any) -> tuple[Outputs, str]:
+    """Compute logits on a cluster, for `jobs.evaluate.evaluate`; also return the precision.
 
     Args:
         model: the model, on the CPU.
         source: the images.
         out: see `run`.
-        weights: see `jobs.evaluate.evaluate`.
-        data: see there.
-        part: see there.
-        same_order: see there.
-        worst: see there.
         how: further arguments of `run`.
     """
-    names, to_output = matched(model, source, data, same_order)
-    about = {"weights": weights, "data": data, "part": part}
-    job = run("eval", model, {"eval": source}, out, about=about, **how)
-    found = read_outputs(job.manifest, job.shards, source)
-    return conclude(
-        found,
-        names,
-        to_output,
-        model.input_spec.thresholds,
-        worst,
-        weights=weights,
-        data=data,
-        part=part,
-        seconds=job.seconds,
-        precision=f"{job.precision} on Ray",
-    )
+    job = run("eval", model, {"eval": source}, out, **how)
+    return read_outputs(job.manifest, job.shards, source), f"{job.precision} on Ray"
