@@ -118,6 +118,7 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
     if args.within:
         recipe = recipe.change(steps=steps_within(args, recipe))
     ready = _prepared(args, recipe, args.out / "run")
+    judged = "last" if recipe.ema is None else "ema"  # not the better of the two: that would be a choice by the test
     curve: list[dict[str, Any]] = []
     rates: list[dict[str, Any]] = []
     began, limit = 0.0, 60 * args.minutes if args.minutes else math.inf
@@ -150,6 +151,7 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 1),
         "images_per_second": middle[0] if middle else None,
         "waiting": round(sum(rate["waiting"] for rate in rates) / len(rates), 4) if rates else None,
+        "final": next((row["top1"] for row in reversed(curve) if row["weights"] == judged), None),
         "best": max((row["top1"] for row in curve), default=None),
         "reached": reached(curve),
         "curve": curve,
@@ -157,11 +159,10 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
     if not args.no_test:
         found["test"] = {}
         runtime, test = Runtime(args.device), open_source(f"{DATA[args.what]}:{args.data}", "test")
-        which = "last" if recipe.ema is None else "ema"  # not the better of the two: that would be a choice by the test
-        model = load(run.weights(which), device=runtime.device)
+        model = load(run.weights(judged), device=runtime.device)
         result = measure(logits_of(model, test, batch_size=500, runtime=runtime), run.info["data"]["classes"])
-        found["test"][which] = {"top1": result.top1, "n": result.n, "ci95": list(result.ci95)}
-        print(f"test, {which}: {result.top1:.2%} of {result.n:,}", flush=True)
+        found["test"][judged] = {"top1": result.top1, "n": result.n, "ci95": list(result.ci95)}
+        print(f"test, {judged}: {result.top1:.2%} of {result.n:,}", flush=True)
     return found
 
 
@@ -200,8 +201,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         file = args.out / name / "record.json"
         found[name] = json.loads(file.read_text()) if not code and file.is_file() else {"failed": code, "curve": []}
     print(f"\n| {args.what} | held out | seconds | epochs | images/s | waiting |\n|---|---|---|---|---|---|")
-    for name, row in sorted(found.items(), key=lambda item: -(item[1].get("best") or 0)):
-        values = [f"{row['best']:.2%}" if row.get("best") else f"failed ({codes[name]})" if codes[name] else "none"]
+    for name, row in sorted(found.items(), key=lambda item: -(item[1].get("final") or 0)):
+        values = [f"{row['final']:.2%}" if row.get("final") else f"failed ({codes[name]})" if codes[name] else "none"]
         values += [str(row.get(key, "")) for key in ("seconds", "epochs", "images_per_second", "waiting")]
         print(f"| {name} | {' | '.join(values)} |")
     return found
@@ -233,8 +234,8 @@ def main() -> None:
     curves = {name: row["curve"] for name, row in found.items()} if args.variants else {args.what: found["curve"]}
     picture(curves, f"{args.what}: validation accuracy over time", args.out / "curve.png")
     if not args.variants:
-        best = f"{found['best']:.2%}" if found["best"] is not None else "none"
-        print(f"trained {found['steps'][0]:,} steps in {found['seconds']:.0f} s; best validation accuracy: {best}")
+        final = f"{found['final']:.2%}" if found["final"] is not None else "none"
+        print(f"trained {found['steps'][0]:,} steps in {found['seconds']:.0f} s; final validation accuracy: {final}")
 
 
 if __name__ == "__main__":
