@@ -245,6 +245,20 @@ def test_muon_treats_q_k_and_v_as_three_matrices() -> None:
     assert torch.allclose(qkv, torch.cat(apart), atol=1e-6)
 
 
+def test_muon_leaves_the_weights_alone_if_a_gradient_is_not_finite() -> None:
+    model = ViT(CONFIG)
+    optimizer = optimizer_for(model, tiny(optimizer="muon", weight_decay=0.3))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for broken in (1.0, 0.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, math.nan if broken else 1.0)
+        optimizer.found_inf = torch.tensor(broken)
+        optimizer.step()
+        same = [torch.equal(p, before[name]) for name, p in model.named_parameters()]
+        assert all(same) if broken else not any(same)
+        optimizer.state.clear()
+
+
 def test_muon_without_a_matrix_is_refused() -> None:
     model = ViT(CONFIG)
     freeze(model, ("blocks",))

@@ -282,17 +282,27 @@ class TrainLoader(_Loader):
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))  # which copies the images to the device
 
-        def make_ahead(number: int) -> tuple[Batch, torch.cuda.Event]:
+        def make_ahead(number: int, after: torch.cuda.Event) -> tuple[Batch, torch.cuda.Event]:
+            # The caller is about to launch its next step, and the GPU has little left to do until then. This thread
+            # leaves Python to it, until the GPU has caught up.
+            after.synchronize()
             with torch.cuda.stream(stream):
                 return make(number), stream.record_event()
 
         waiting: deque[Future[tuple[Batch, torch.cuda.Event]]] = deque()
         pool, left = ThreadPoolExecutor(1, "augment"), iter(steps)
+
+        def order(count: int) -> None:
+            for step in itertools.islice(left, count):
+                after = torch.cuda.Event(blocking=True)
+                after.record(torch.cuda.current_stream(self.device))
+                waiting.append(pool.submit(make_ahead, step, after))
+
         try:
-            waiting.extend(pool.submit(make_ahead, step) for step in itertools.islice(left, self.prefetch))
+            order(self.prefetch)
             while waiting:
                 batch, made = waiting.popleft().result()
-                waiting.extend(pool.submit(make_ahead, step) for step in itertools.islice(left, 1))
+                order(1)
                 current = torch.cuda.current_stream(self.device)
                 current.wait_event(made)
                 for part in (batch.pixels, batch.labels, batch.index, batch.others, batch.weight):

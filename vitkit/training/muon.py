@@ -42,7 +42,8 @@ class Muon(torch.optim.Optimizer):
     and weight decay.
 
     On CUDA, an update whose gradients lie where they lay in the last one becomes a CUDA graph: such are the gradients
-    of a training step that is a graph itself.
+    of a training step that is a graph itself. As with torch's fused optimizers, an attribute `found_inf` that is not 0
+    leaves the weights as they are.
 
     Args:
         groups: parameter groups; `pieces` is the number of matrices in each of its weights, 0 for AdamW.
@@ -59,6 +60,7 @@ class Muon(torch.optim.Optimizer):
             self.param_groups = [group for group in self.param_groups if group["pieces"]] + self.adamw.param_groups
             self.adamw.state = self.state
         self.rates = torch.zeros(len(self.param_groups), device=device)  # learning rate of each group
+        self.broken = torch.zeros((), device=device)  # 1 if the update must change nothing
         self.places: tuple[int, ...] = ()  # of the gradients, in the last update
         self.graph: torch.cuda.CUDAGraph | None = None  # an update with gradients at these places
 
@@ -67,6 +69,8 @@ class Muon(torch.optim.Optimizer):
         """Do one update."""
         assert closure is None
         rates = torch.tensor([group["lr"] for group in self.param_groups])
+        if (found := getattr(self, "found_inf", None)) is not None:
+            self.broken.copy_(found)
         if not self.rates.is_cuda:
             self.rates.copy_(rates)
             self._update()
@@ -83,9 +87,9 @@ class Muon(torch.optim.Optimizer):
         self.graph.replay()
 
     def _update(self) -> None:
-        """Do one update at the learning rates `rates`, without waiting for the device."""
+        """Do one update at the learning rates `rates` unless it is `broken`, without waiting for the device."""
         alike: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}  # shape -> group, weight and gradient
-        rates = self.rates.unbind()
+        rates, whole = self.rates.unbind(), 1 - self.broken
         for number, group in enumerate(self.param_groups):
             weights = [p for p in group["params"] if group["pieces"] and p.grad is not None]
             if not weights:
@@ -99,17 +103,19 @@ class Muon(torch.optim.Optimizer):
                 for w, g in zip(p.chunk(group["pieces"]), found.chunk(group["pieces"]), strict=True):
                     shape = (min(w.shape), max(w.shape))
                     alike.setdefault(shape, []).append((number, *((w.mT, g.mT) if w.shape != shape else (w, g))))
-            torch._foreach_mul_(weights, 1 - rates[number] * group["weight_decay"])
+            torch._foreach_mul_(weights, 1 - whole * rates[number] * group["weight_decay"])
         for shape, those in alike.items():
             updates = orthogonal(torch.stack([g for _, _, g in those])).to(those[0][1].dtype)
             steps = torch.stack([rates[number] for number, _, _ in those])
-            updates *= (-0.2 * max(shape) ** 0.5 * steps)[:, None, None]
+            updates = torch.where(whole > 0, updates * (-0.2 * max(shape) ** 0.5 * steps)[:, None, None], 0)
             torch._foreach_add_([w for _, w, _ in those], list(updates.unbind()))
         if self.adamw is not None:
             given = [group["lr"] for group in self.adamw.param_groups]
             try:
                 for group, rate in zip(self.adamw.param_groups, rates[-len(given) :], strict=True):
                     group["lr"] = rate if rate.is_cuda else group["lr"]  # a graph reads it anew
+                if self.adamw.defaults["fused"]:
+                    self.adamw.found_inf = self.broken  # type: ignore[attr-defined]
                 self.adamw.step()
             finally:
                 for group, lr in zip(self.adamw.param_groups, given, strict=True):

@@ -175,11 +175,12 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
         self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._live: list[Tensor] = list(model.parameters())  # once: a list of them takes a while to make
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the model's present weights."""
-        torch._foreach_lerp_(list(self.weights.values()), list(self.model.parameters()), 1 - self.decay)
+        torch._foreach_lerp_(list(self.weights.values()), self._live, 1 - self.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[nn.Module]:
