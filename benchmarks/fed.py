@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -97,12 +98,17 @@ def main() -> None:
         if options.only:
             contenders = {name: work for name, work in contenders.items() if name in options.only}
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        told = False
         for turn in range(options.rounds + 1):
             for name, work in list(contenders.items()):
                 if time.perf_counter() - began > options.seconds:
                     break
-                if not turn and name == TIMM:  # compiling takes long: what is short comes first
-                    print(*after(), sep="\n", flush=True)
+                if (
+                    not turn and not told and name in (TIMM, list(contenders)[-1])
+                ):  # compiling takes long: short comes first
+                    told = True
+                    for line in after():
+                        print(line, flush=True)
                 start = time.perf_counter()
                 try:
                     work()
@@ -180,6 +186,10 @@ def _contenders(
         with tempfile.TemporaryDirectory() as place:  # a new cache each time: hashing and writing count
             filled = fill(model, source, FeatureCache(place), decode=decode, **spec)
             assert filled.computed == len(files)
+
+    def resized_by_workers() -> None:
+        with mock.patch.object(EvalLoader, "_resizes_there", return_value=False):
+            embed()
 
     def evaluated() -> None:
         evaluate(model, source, same_order=True, **spec)
@@ -267,6 +277,7 @@ def _contenders(
     }
     if cuda:
         found["vitkit embed, decoded on the GPU"] = lambda: embed("gpu")
+        found["vitkit embed, resized by the workers"] = resized_by_workers
     return found | {TIMM: timms}, after
 
 

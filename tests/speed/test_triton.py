@@ -177,16 +177,21 @@ def test_fp8_beside_bf16_costs_a_store_alone(
     assert work(kernel, sizes, fp8=True) == (exponentials, layouts)
 
 
-def main() -> None:
+def mend_interpreter() -> None:
+    """Make numbers of tensors with one element, which newer NumPy refuses in one dimension."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
 
     def with_numbers(tensor: type, scope: interpreter._LangPatchScope) -> None:
-        patch(tensor, scope)  # newer NumPy makes no number of an array with one element in one dimension
+        patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = with_numbers
+
+
+def main() -> None:
+    mend_interpreter()
     for name, (case, tolerance) in CASES.items():
         found = []
         for where in ("1", "0"):  # the kernels, then their plain versions

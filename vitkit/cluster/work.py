@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from vitkit.cluster.plan import Shard
 from vitkit.cluster.results import Entry, Folder
 from vitkit.data.base import Source
 from vitkit.data.decode import Raw, digest
-from vitkit.data.loader import Batch, EvalLoader
+from vitkit.data.loader import Batch, EvalLoader, Made
 from vitkit.data.sample_worker import EvalWorker, Piece
 from vitkit.errors import BadImage, DataError, InputError, Unreachable
 from vitkit.evaluation.logits import stream
@@ -141,6 +141,9 @@ class _Decoded(EvalLoader):
         self.shard, self.images = shard, images
 
     def __iter__(self) -> Generator[Batch, None, None]:
+        return self._kept(self._assembled())
+
+    def _assembled(self) -> Iterator[Made]:
         pixels, used = torch.from_numpy(self.images.pixels), 0
         for start in range(0, len(self.shard), self.batch_size):
             errors = self.images.errors[start : start + self.batch_size]
@@ -149,8 +152,7 @@ class _Decoded(EvalLoader):
             first = self.shard.start + start
             piece = Piece(good, bad, None), pixels[used : used + good].reshape(-1)
             used += good
-            if (batch := self._batch([range(first, first + len(errors))], [piece])) is not None:
-                yield batch
+            yield self._batch([range(first, first + len(errors))], [piece])
 
 
 class Computer:

@@ -198,13 +198,24 @@ def decode(raw: Raw, name: str = "image") -> Image.Image:
     Raises:
         BadImage: the image cannot be decoded; the message names it and says why.
     """
+    image = decoded(raw, name)
+    return Image.fromarray(image) if isinstance(image, np.ndarray) else image
+
+
+def decoded(raw: Raw, name: str = "image") -> Image.Image | Array:
+    """Decode an image like `decode`, but leave it as pixels [H, W, 3] or [H, W] if they are what the decoder gives.
+
+    Args:
+        raw: see `decode`.
+        name: see `decode`.
+    """
     if isinstance(raw, np.ndarray):
-        return Image.fromarray(raw if raw.shape[2] > 1 else raw[:, :, 0])
+        return raw if raw.shape[2] > 1 else raw[:, :, 0]
     image = header(raw, name) if isinstance(raw, bytes) else raw
     try:
         if isinstance(raw, bytes) and (pixels := _turbo(raw, image, 1)) is not None:
-            turn, image = orientation(image), Image.fromarray(pixels)
-            return image.transpose(TURNED[turn]) if turn != 1 else image
+            turn = orientation(image)
+            return Image.fromarray(pixels).transpose(TURNED[turn]) if turn != 1 else pixels
         image.load()
         turn = orientation(image)  # after load, because a PNG's metadata may follow its pixels
         image = eight_bit(image, name)

@@ -1,12 +1,12 @@
-"""Decode and resize JPEG files on a GPU: nvJPEG through torchvision, then Pillow's filters as two matrix products.
+"""Finish images on a GPU: resize and crop them there, and on request decode JPEG files there too.
 
-Worker processes read and hash files and look at their headers. What nvJPEG is not meant for (other formats, gray and
-CMYK JPEGs, files that end early) they decode with Pillow, as usual. A file that nvJPEG refuses is decoded with Pillow
-too. So the bytes of an image alone determine how it is decoded.
-
-The resize repeats Pillow's: the same 22-bit weights, first the width, then the height, each rounded to 8 bits. Sums in
-fp32 round a tie to either side, so a pixel may be one level off; the rest of the difference is nvJPEG's.
-`python -m benchmarks.fed` measures it, in pixels and in answers.
+--decode cpu    workers decode with Pillow and leave the pixels as they are; the GPU resizes them, to the bit as Pillow
+                would. Images that are too large for their slot, or that are not resized by Pillow's filters in
+                Pillow's usual order, workers resize themselves: the pixels are the same.
+--decode gpu    workers read and hash files and look at their headers; nvJPEG decodes, through torchvision. What it is
+                not meant for (other formats, gray and CMYK JPEGs, files that end early) workers decode with Pillow. A
+                file that nvJPEG refuses is decoded with Pillow too. So the bytes of an image alone determine how it
+                is decoded. The difference is nvJPEG's: `python -m benchmarks.fed` measures it, in pixels and answers.
 """
 
 from __future__ import annotations
@@ -21,41 +21,26 @@ from typing import Literal, NamedTuple
 import numpy as np
 import PIL
 import torch
+from PIL import Image
 from torch import Tensor
 
+from vitkit.data import resize
 from vitkit.data.base import Source
-from vitkit.data.decode import decode, digest, header, orientation
-from vitkit.data.preprocess import cropped, resized
+from vitkit.data.decode import decode, decoded, digest, header, orientation, to_channels
+from vitkit.data.preprocess import cropped
+from vitkit.data.resize import FILTERS, Resize
 from vitkit.data.sample_worker import Bad, EvalWorker, Piece
 from vitkit.errors import BadImage, ConfigError, MissingDependency
-from vitkit.model.config import InputSpec, Interpolation
+from vitkit.model.config import InputSpec
 from vitkit.types import Array
 
 Decode = Literal["cpu", "gpu"]
 Decoder = Callable[[list[Tensor]], list[Tensor]]  # encoded files -> [3, h, w] uint8 on the device
 
-AT_ONCE = 2**26  # numbers that are resized at once
-BITS = 22  # of Pillow's weights
+ROOM = 600_000  # bytes of a slot for each image that is to be resized: 500 x 400 pixels
+PIECE = 16  # such images per task
 NEEDS = "Decoding on the GPU needs a torchvision that fits torch: pip install torchvision. Or use --decode cpu."
 END = b"\xff\xd9"  # the last bytes of a JPEG
-
-
-def _bicubic(x: Array) -> Array:
-    a, x = -0.5, np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    return np.where(x < 1, near, np.where(x < 2, (((x - 5) * x + 8) * x - 4) * a, 0.0))
-
-
-def _lanczos(x: Array) -> Array:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-
-
-# Pillow's filters: the function, and how far it reaches.
-FILTERS: dict[Interpolation, tuple[Callable[[Array], Array], float]] = {
-    "bilinear": (lambda x: np.maximum(1 - np.abs(x), 0.0), 1.0),
-    "bicubic": (_bicubic, 2.0),
-    "lanczos": (_lanczos, 3.0),
-}
 
 # For each EXIF orientation: an image as it is stored -> upright, as `decode.TURNED` does it; [3, h, w].
 TURNED: dict[int, Callable[[Tensor], Tensor]] = {
@@ -70,71 +55,105 @@ TURNED: dict[int, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Encoded(NamedTuple):
+class Placed(NamedTuple):
     """Where an image is in its slot.
 
     Args:
         start: first byte.
         stop: the byte after its last one.
-        turn: the EXIF orientation of an encoded file; 0 for pixels that are ready, [H, W, C].
+        turn: the EXIF orientation of an encoded file; 0 for pixels [height, width, C].
+        size: (height, width) of pixels that are still to be resized; None for those of the model's size.
         data: the file itself, if the slot has no room for it.
     """
 
     start: int
     stop: int
-    turn: int
+    turn: int = 0
+    size: tuple[int, int] | None = None
     data: bytes | None = None
 
 
 @dataclass(frozen=True)
-class EncodedPiece(Piece):
-    """A piece whose images may still be encoded.
+class PlacedPiece(Piece):
+    """A piece whose images may still be encoded, or not resized.
 
     Args:
         images: one for each image that could be read.
     """
 
-    images: tuple[Encoded, ...] = ()
+    images: tuple[Placed, ...] = ()
 
 
-class EncodedWorker(EvalWorker):
-    """Read and hash pieces of a data set for a GPU that decodes them; the arguments are those of EvalWorker."""
+class DeviceWorker(EvalWorker):
+    """Prepare pieces of a data set for a GPU.
 
-    def __call__(self, piece: int, slot: Array) -> EncodedPiece:
-        """Read one piece.
+    Args:
+        source: see EvalWorker.
+        spec: see EvalWorker.
+        pieces: see EvalWorker.
+        hashed: see EvalWorker.
+        encoded: whether JPEG files are left to the GPU; otherwise only resizing is.
+    """
+
+    def __init__(self, source: Source, spec: InputSpec, pieces: Sequence[range], hashed: bool, encoded: bool) -> None:
+        super().__init__(source, spec, pieces, hashed)
+        self.encoded = encoded
+        if not encoded and not self.ready:
+            self.size = max(self.size, max(map(len, pieces), default=0) * ROOM)
+
+    def __call__(self, piece: int, slot: Array) -> PlacedPiece:
+        """Prepare one piece.
 
         Args:
             piece: its number.
-            slot: where its files go, or their pixels, [size] uint8.
+            slot: where its pixels or files go, [size] uint8.
         """
         index, each = self.pieces[piece], math.prod(self.shape)
         digests = np.empty((len(index), 32), np.uint8) if self.hashed else None
-        images: list[Encoded] = []
+        images: list[Placed] = []
         bad: list[Bad] = []
         end = 0
         for position, i in enumerate(index):
+            room = len(slot) - end - (len(index) - position - 1) * each  # the others may all have the model's size
             try:
                 raw, name = self.source.raw(i), self.source.names[i]
                 if digests is not None:
                     digests[len(images)] = digest(raw)
-                turn = takes(raw, name) if isinstance(raw, bytes) else 0
+                turn, size = takes(raw, name) if self.encoded and isinstance(raw, bytes) else 0, None
                 if turn:
                     data = np.frombuffer(raw, np.uint8)  # type: ignore[arg-type]
                 elif self.ready and isinstance(raw, np.ndarray):
-                    data = raw.reshape(-1)
+                    data = raw
+                elif self.encoded:
+                    data = cropped(decode(raw, name), self.spec, name)
                 else:
-                    data = cropped(decode(raw, name), self.spec, name).reshape(-1)
-                left = (len(index) - position - 1) * each  # the others may all be pixels
-                if end + len(data) <= len(slot) - left:
+                    data, size = self._pixels(decoded(raw, name), room, name)
+                data = data.reshape(-1)
+                if len(data) <= room:
                     slot[end : end + len(data)] = data
-                    images.append(Encoded(end, end + len(data), turn))
+                    images.append(Placed(end, end + len(data), turn, size))
                     end += len(data)
                 else:
-                    images.append(Encoded(0, 0, turn, data.tobytes()))
+                    images.append(Placed(0, 0, turn, size, data.tobytes()))
             except BadImage as error:
                 bad.append((position, str(error)))
         kept = digests[: len(images)] if digests is not None else None
-        return EncodedPiece(len(images), bad, kept, tuple(images))
+        return PlacedPiece(len(images), bad, kept, tuple(images))
+
+    def _pixels(self, image: Image.Image | Array, room: int, name: str) -> tuple[Array, tuple[int, int] | None]:
+        """Return an image's own pixels and their (height, width), or those of the model's size and None."""
+        if isinstance(image, np.ndarray) and (self.spec.channels != "rgb" or image.shape[2:] != (3,)):
+            image = Image.fromarray(image)
+        if isinstance(image, Image.Image):
+            image = to_channels(image, self.spec.channels, len(self.spec.mean), name)
+            (width, height), plain = image.size, image.mode in ("RGB", "L")
+        else:
+            (height, width), plain = image.shape[:2], True
+        fits = plain and height * width * self.shape[2] <= room
+        if fits and resize.width_first(*resize.axes(width, height, self.spec)):
+            own = image if isinstance(image, np.ndarray) else np.frombuffer(image.tobytes(), np.uint8)
+            return own, (height, width)
+        return cropped(image if isinstance(image, Image.Image) else Image.fromarray(image), self.spec, name), None
 
 
 def takes(raw: bytes, name: str) -> int:
@@ -160,27 +179,34 @@ class GpuPixels:
         spec: the input that the model expects.
         device: where images are decoded and resized.
         decoder: decodes files there (default: torchvision's, by nvJPEG).
+        encoded: whether it gets files (the default), or only pixels.
 
     Raises:
         ConfigError: the device or the preprocessing does not suit.
         MissingDependency: torchvision is not installed, or cannot decode on a GPU.
     """
 
-    def __init__(self, source: Source, spec: InputSpec, device: torch.device, decoder: Decoder | None = None) -> None:
-        if decoder is None and device.type != "cuda":
+    def __init__(
+        self,
+        source: Source,
+        spec: InputSpec,
+        device: torch.device,
+        decoder: Decoder | None = None,
+        encoded: bool = True,
+    ) -> None:
+        if encoded and decoder is None and device.type != "cuda":
             raise ConfigError(f"Decoding on the GPU needs CUDA; the device is {device.type}. Use --decode cpu.")
-        if spec.channels != "rgb" or spec.backend != "pillow" or spec.interpolation not in FILTERS:
+        if encoded and (spec.channels != "rgb" or not resize.takes(spec)):
             raise ConfigError(
                 f"Decoding on the GPU resizes RGB images as Pillow does, with {', '.join(FILTERS)}; the model expects "
                 f"{spec.channels}, {spec.backend} and {spec.interpolation}. Use --decode cpu."
             )
-        self.source, self.spec, self.device = source, spec, device
-        self.decoder = decoder or nvjpeg(device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._weights = functools.lru_cache(maxsize=256)(self._weights_of)
+        self.source, self.spec, self.device, self.encoded = source, spec, device, encoded
+        self.decoder = decoder or (nvjpeg(device) if encoded else None)
+        self.resize = Resize(spec, device)
 
-    def __call__(self, pieces: Sequence[tuple[EncodedPiece, Tensor]], index: Sequence[int]) -> tuple[Tensor, list[Bad]]:
-        """Decode and resize the images of a batch; on a GPU, beside what is queued there already.
+    def __call__(self, pieces: Sequence[tuple[PlacedPiece, Tensor]], index: Sequence[int]) -> tuple[Tensor, list[Bad]]:
+        """Decode and resize the images of a batch.
 
         Args:
             pieces: what the workers say, and their slots.
@@ -189,138 +215,48 @@ class GpuPixels:
         Returns:
             [n, C, H, W] uint8, and what could not be decoded after all, by its place in `index`.
         """
-        if self._stream is None:
-            return self._pixels(pieces, index)
-        with torch.cuda.stream(self._stream):
-            out, bad = self._pixels(pieces, index)
-        now = torch.cuda.current_stream(self.device)
-        now.wait_stream(self._stream)
-        out.record_stream(now)
-        return out, bad
-
-    def _pixels(self, pieces: Sequence[tuple[EncodedPiece, Tensor]], index: Sequence[int]) -> tuple[Tensor, list[Bad]]:
-        (H, W), C = self.spec.size, len(self.spec.mean)
-        turns = [e.turn for piece, _ in pieces for e in piece.images]
-        data = [
-            slot[e.start : e.stop] if e.data is None else _tensor(e.data)
-            for piece, slot in pieces
-            for e in piece.images
-        ]
-        out = torch.empty((len(data), C, H, W), dtype=torch.uint8, device=self.device)
-        if ready := [n for n, turn in enumerate(turns) if not turn]:
-            there = torch.stack([data[n] for n in ready]).view(-1, H, W, C).to(self.device)
-            out[self._index(ready)] = there.permute(0, 3, 1, 2)
+        images: list[Tensor | None] = []
+        ready: list[bool] = []
+        files: list[tuple[int, Tensor, int]] = []  # place, bytes, orientation
+        for piece, slot in pieces:
+            pixels = [e for e in piece.images if not e.turn]
+            there = slot[: max(e.stop for e in pixels)].to(self.device, non_blocking=True) if pixels else slot
+            for e in piece.images:
+                if e.turn:
+                    files.append((len(images), slot[e.start : e.stop] if e.data is None else _tensor(e.data), e.turn))
+                    images.append(None)
+                else:
+                    images.append(self._pixels(there if e.data is None else _tensor(e.data).to(self.device), e))
+                ready.append(not e.turn and e.size is None)
         bad: list[Bad] = []
-        if files := [n for n, turn in enumerate(turns) if turn]:
-            found: list[int] = []
-            upright: list[Tensor] = []
-            for n, image in zip(files, self._decoded([data[n] for n in files]), strict=True):
-                if image is not None:
-                    found.append(n)
-                    upright.append(TURNED[turns[n]](image))
-                    continue
-                try:  # Pillow decides
-                    name = self.source.names[index[n]]
-                    pixels = np.array(cropped(decode(data[n].numpy().tobytes(), name), self.spec, name))
-                    out[n] = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)
-                except BadImage as error:
-                    bad.append((n, str(error)))
-            if found:
-                out[self._index(found)] = self.resize(upright)
-        if bad:
-            left_out = {n for n, _ in bad}
-            out = out[self._index([n for n in range(len(data)) if n not in left_out])]
-        return out, bad
+        for (n, file, turn), image in zip(files, self._decoded([file for _, file, _ in files]), strict=True):
+            if image is not None:
+                images[n] = TURNED[turn](image)
+                continue
+            try:  # Pillow decides
+                name = self.source.names[index[n]]
+                own = np.array(cropped(decode(file.numpy().tobytes(), name), self.spec, name))
+                images[n], ready[n] = torch.from_numpy(own).to(self.device).permute(2, 0, 1), True
+            except BadImage as error:
+                bad.append((n, str(error)))
+        found = [n for n, image in enumerate(images) if image is not None]
+        return self.resize([images[n] for n in found], [ready[n] for n in found]), bad  # type: ignore[misc]
 
-    def _index(self, places: list[int]) -> Tensor:
-        """Return places on the device; pinned, because a copy from other memory would wait for the device."""
-        found = torch.tensor(places, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return found.to(self.device, non_blocking=True)
+    def _pixels(self, there: Tensor, e: Placed) -> Tensor:
+        """View an image in its slot as [C, height, width]."""
+        C, (height, width) = len(self.spec.mean), e.size or self.spec.size
+        return there.as_strided((C, height, width), (1, width * C, C), there.storage_offset() + e.start)
 
     def _decoded(self, files: list[Tensor]) -> list[Tensor | None]:
         """Decode files, all at once or, if one of them is refused, each alone; None for those that are refused."""
+        if not files or self.decoder is None:
+            return []
         try:
             return list(self.decoder(files))
         except RuntimeError:
             if len(files) == 1:
                 return [None]
             return [self._decoded([file])[0] for file in files]
-
-    def resize(self, images: list[Tensor]) -> Tensor:
-        """Resize and crop images as the InputSpec says, [n, C, H, W] uint8.
-
-        Args:
-            images: [C, h, w] uint8 of any sizes, on the device.
-        """
-        order = sorted(range(len(images)), key=lambda n: images[n].numel())  # similar sizes waste little room
-        parts: list[Tensor] = []
-        start = 0
-        while start < len(order):
-            stop, h, w = start, 0, 0
-            while stop < len(order):
-                C, height, width = images[order[stop]].shape
-                if stop > start and (stop - start + 1) * C * max(h, height) * max(w, width) > AT_ONCE:
-                    break
-                h, w, stop = max(h, height), max(w, width), stop + 1
-            parts.append(self._resize_some([images[n] for n in order[start:stop]], h, w))
-            start = stop
-        return torch.cat(parts)[self._index(np.argsort(order).tolist())]
-
-    def _resize_some(self, images: list[Tensor], h: int, w: int) -> Tensor:
-        (H, W), n, C = self.spec.size, len(images), len(self.spec.mean)
-        x = torch.zeros((n, h, C, w), dtype=torch.float32, device=self.device)
-        across: list[tuple[int, int, int]] = []
-        down: list[tuple[int, int, int]] = []
-        for k, image in enumerate(images):
-            _, height, width = image.shape
-            x[k, :height, :, :width] = image.transpose(0, 1)
-            wide, high = resized(width, height, self.spec)
-            across.append((width, wide, round((wide - W) / 2)))
-            down.append((height, high, round((high - H) / 2)))
-        x = _eight_bits(x.view(n, h * C, w) @ self._stack(across, W, w).mT)  # [n, h C, W]
-        x = _eight_bits(self._stack(down, H, h) @ x.view(n, h, C * W))  # [n, H, C W]
-        return x.view(n, H, C, W).transpose(1, 2).to(torch.uint8)
-
-    def _stack(self, axes: list[tuple[int, int, int]], out: int, room: int) -> Tensor:
-        """The weights of each image along an axis, [n, out, room]."""
-        kinds = list(dict.fromkeys(axes))
-        table = torch.zeros((len(kinds), out, room), device=self.device)
-        for k, (size, to, first) in enumerate(kinds):
-            table[k, :, :size] = self._weights(size, to, first, out)
-        place = {axis: k for k, axis in enumerate(kinds)}
-        return table if len(kinds) == len(axes) else table[self._index([place[axis] for axis in axes])]
-
-    def _weights_of(self, size: int, to: int, first: int, count: int) -> Tensor:
-        return torch.from_numpy(weights(size, to, first, count, self.spec.interpolation)).to(self.device)
-
-
-def weights(size: int, to: int, first: int, count: int, interpolation: Interpolation) -> Array:
-    """Return Pillow's weights for resizing an axis: outputs first, first + 1, ... by inputs, [count, size] float32.
-
-    Args:
-        size: pixels of the axis.
-        to: pixels after resizing.
-        first: the first output that is needed.
-        count: how many are needed.
-        interpolation: a row of FILTERS.
-    """
-    if size == to:  # Pillow skips this pass
-        return np.eye(size, dtype=np.float32)[first : first + count]
-    function, reach = FILTERS[interpolation]
-    scale = size / to
-    stretch = max(scale, 1.0)
-    center = (np.arange(first, first + count) + 0.5) * scale
-    low = np.maximum((center - reach * stretch + 0.5).astype(np.int64), 0)
-    high = np.minimum((center + reach * stretch + 0.5).astype(np.int64), size)
-    at = np.arange(size)
-    inside = (at >= low[:, None]) & (at < high[:, None])
-    k = np.where(inside, function((at - center[:, None] + 0.5) / stretch), 0.0)
-    k /= k.sum(1, keepdims=True)
-    return (np.trunc(k * 2**BITS + np.where(k < 0, -0.5, 0.5)) / 2**BITS).astype(np.float32)
-
-
-def _eight_bits(x: Tensor) -> Tensor:
-    return x.add_(0.5).floor_().clamp_(0, 255)
 
 
 def _tensor(data: bytes) -> Tensor:

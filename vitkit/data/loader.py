@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
@@ -27,11 +28,13 @@ from vitkit.data import slots
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
 from vitkit.data.device_batches import DeviceBatches
-from vitkit.data.gpu import Decode, EncodedPiece, EncodedWorker, GpuPixels
+from vitkit.data.gpu import PIECE as DEVICE_PIECE
+from vitkit.data.gpu import Decode, DeviceWorker, GpuPixels, PlacedPiece
 from vitkit.data.mix import Mix
 from vitkit.data.on_device import OnDevice
 from vitkit.data.order import BalancedOrder, Order, share, within
 from vitkit.data.preprocess import normalize
+from vitkit.data.resize import has_triton, takes
 from vitkit.data.sample_worker import PIECE, Bad, EvalWorker, Piece, Row, SampleWorker, Sent
 from vitkit.data.slots import Slots
 from vitkit.data.workers import default_workers, parallel_map
@@ -41,6 +44,8 @@ from vitkit.types import Array
 
 AHEAD = 8  # pieces that each worker may finish before a GPU takes them, while it starts
 RUN_AHEAD = 2**29  # bytes that they may take
+BATCHES_AHEAD = 2  # batches that are made ready on a GPU while the model computes another
+FEW = 1000  # images up to which starting the kernel that resizes on a GPU takes longer than it saves
 
 AugmentOn = Literal["cpu", "device"]
 BadImages = Literal["fail", "skip"]
@@ -79,6 +84,11 @@ class Batch:
     def targets(self, classes: int, smoothing: float = 0.0) -> Tensor:
         """Return soft targets, [B, classes]; see `mix.soft_targets`."""
         return mixing.soft_targets(self.labels, self.others, self.weight, classes, smoothing)
+
+
+Made = tuple[
+    Batch | None, list[Bad]
+]  # a batch, if any of its images can be read, and (index, reason) of those that cannot
 
 
 @dataclass(frozen=True)
@@ -394,8 +404,18 @@ class EvalLoader(_Loader):
         self.hashed, self.decode = hashed, decode
         if decode not in get_args(Decode):
             raise ConfigError(f"decode must be one of {', '.join(get_args(Decode))}; got {decode!r}.")
-        self._on_gpu = GpuPixels(source, spec, self.device) if decode == "gpu" else None
         self.indices = range(len(source))[share(len(source), rank, ranks)]
+        self._on_gpu: GpuPixels | None = None
+        if decode == "gpu":
+            self._on_gpu = GpuPixels(source, spec, self.device)
+        elif self._resizes_there():
+            self._on_gpu = GpuPixels(source, spec, self.device, encoded=False)
+
+    def _resizes_there(self) -> bool:
+        """Return whether a GPU resizes what workers decode. The pixels are the same, and cores decode more."""
+        ready = self.source.ready_for == self.spec.of_images  # the images have the model's size
+        worth_it = self.device.type == "cuda" and self.workers > 0 and len(self.indices) > FEW and not ready
+        return worth_it and takes(self.spec) and has_triton()
 
     def __len__(self) -> int:
         return math.ceil(len(self.indices) / self.batch_size)
@@ -403,39 +423,42 @@ class EvalLoader(_Loader):
     def __iter__(self) -> Generator[Batch, None, None]:
         """Start the workers at once, and return the batches; closing the generator ends the workers."""
         batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
-        few = PIECE if self.workers else self.batch_size
+        resizes = self._on_gpu is not None and not self._on_gpu.encoded
+        few = (DEVICE_PIECE if resizes else PIECE) if self.workers else self.batch_size
         cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
-        kind = EvalWorker if self._on_gpu is None else EncodedWorker
-        work = kind(self.source, self.spec, [cut for cuts_of in cuts for cut in cuts_of], self.hashed)
+        pieces = [cut for cuts_of in cuts for cut in cuts_of]
+        work = (
+            EvalWorker(self.source, self.spec, pieces, self.hashed)
+            if self._on_gpu is None
+            else DeviceWorker(self.source, self.spec, pieces, self.hashed, self._on_gpu.encoded)
+        )
         if self.workers and slots.available():
-            return self._from_slots(self._slots(work), cuts)
+            return self._from_slots(self._slots(work, few), cuts)
         return self._from_pieces(self._sent(work), cuts)
 
-    def _slots(self, work: EvalWorker) -> Slots[Piece]:
+    def _slots(self, work: EvalWorker, few: int) -> Slots[Piece]:
         """Start workers that share memory: enough slots that they can run ahead while the model starts."""
-        cuda, of_batch = self.device.type == "cuda", -(-self.batch_size // PIECE)
+        cuda = self.device.type == "cuda"
         wanted = min(AHEAD * self.workers, max(1, RUN_AHEAD // max(1, work.size))) if cuda else 2 * self.workers
-        # A batch is held until it is copied: on a GPU that is when the next one has been launched.
-        count = min(len(work.pieces), max(wanted, self.workers) + (2 if cuda else 1) * of_batch)
+        count = min(len(work.pieces), max(wanted, self.workers) + -(-self.batch_size // few))
         return Slots(work, len(work.pieces), self.workers, slots=count, size=work.size, pin=cuda)
 
     def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Batch, None, None]:
-        copied: deque[tuple[int, torch.cuda.Event]] = deque()  # slots whose copies to a GPU are under way
         with pool:
-            for cuts_of in cuts:
-                batch = self._batch(cuts_of, [pool.take() for _ in cuts_of])
-                if self.device.type == "cuda":
-                    event = torch.cuda.Event(blocking=True)
-                    event.record()
-                    copied.append((len(cuts_of), event))
-                    while len(copied) > 1:
-                        count, event = copied.popleft()
-                        event.synchronize()
-                        pool.release(count)
-                else:
-                    pool.release(len(cuts_of))
-                if batch is not None:
-                    yield batch
+            made = self._made(pool, cuts)
+            with closing(_made_ahead(made, self.device, pool.stop) if self.device.type == "cuda" else made) as found:
+                yield from self._kept(found)
+
+    def _made(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Made, None, None]:
+        """Yield batches, and let the workers fill the slots of each as soon as it is copied to the device."""
+        for cuts_of in cuts:
+            batch = self._batch(cuts_of, [pool.take() for _ in cuts_of])
+            if self.device.type == "cuda":
+                copied = torch.cuda.Event(blocking=True)  # waiting leaves the core to others
+                copied.record()
+                copied.synchronize()
+            pool.release(len(cuts_of))
+            yield batch
 
     def _sent(self, work: EvalWorker) -> Iterator[tuple[Piece, Tensor]]:
         """Preprocess here, or in workers that share no memory."""
@@ -447,29 +470,34 @@ class EvalLoader(_Loader):
     def _from_pieces(
         self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]
     ) -> Generator[Batch, None, None]:
-        for cuts_of in cuts:
-            if (batch := self._batch(cuts_of, [next(done) for _ in cuts_of])) is not None:
+        yield from self._kept(self._batch(cuts_of, [next(done) for _ in cuts_of]) for cuts_of in cuts)
+
+    def _kept(self, made: Iterable[Made]) -> Generator[Batch, None, None]:
+        """Yield the batches in which any image could be read, and record what could not."""
+        for batch, unread in made:
+            for index, why in unread:
+                self._skip(index, why)
+            if batch is not None:
                 yield batch
 
-    def _batch(self, cuts: list[range], pieces: list[tuple[Piece, Tensor]]) -> Batch | None:
-        """Assemble a batch, or return None if none of its images can be read."""
+    def _batch(self, cuts: list[range], pieces: list[tuple[Piece, Tensor]]) -> Made:
+        """Assemble a batch."""
         kept: list[int] = []
+        unread: list[Bad] = []
         for cut, (piece, _) in zip(cuts, pieces, strict=True):
-            for position, why in piece.bad:
-                self._skip(cut[position], why)
+            unread += [(cut[position], why) for position, why in piece.bad]
             left_out = {position for position, _ in piece.bad}
             kept += [i for position, i in enumerate(cut) if position not in left_out]
         if not kept:
-            return None
+            return None, unread
         digests = np.concatenate([piece.digests for piece, _ in pieces]) if self.hashed else None
         if self._on_gpu is not None:
-            x, bad = self._on_gpu(cast("list[tuple[EncodedPiece, Tensor]]", pieces), kept)
-            for place, why in bad:
-                self._skip(kept[place], why)
+            x, bad = self._on_gpu(cast("list[tuple[PlacedPiece, Tensor]]", pieces), kept)
+            unread += [(kept[place], why) for place, why in bad]
             good = np.setdiff1d(np.arange(len(kept)), [place for place, _ in bad])
             kept, digests = [kept[n] for n in good], digests[good] if digests is not None else None
             if not kept:
-                return None
+                return None, unread
             z = normalize(x, self.spec)
         else:
             (H, W), C = self.spec.size, len(self.spec.mean)
@@ -477,7 +505,40 @@ class EvalLoader(_Loader):
             z = normalize([part.to(self.device, non_blocking=True).permute(0, 3, 1, 2) for part in parts], self.spec)
         labels, index = self._targets(kept)
         labels = labels.to(self.device, non_blocking=True)
-        return Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device), digests)
+        return Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device), digests), unread
+
+
+def _made_ahead(
+    made: Generator[Made, None, None], device: torch.device, stop: Callable[[], None]
+) -> Generator[Made, None, None]:
+    """Make batches by a thread and a stream of their own, while the model computes others.
+
+    Args:
+        made: the batches.
+        device: a GPU.
+        stop: ends the waiting for workers, if the batches are no longer wanted.
+    """
+    stream = torch.cuda.Stream(device, priority=-1)  # before the model, which would wait for it
+
+    def make() -> tuple[Made | None, torch.cuda.Event]:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            return next(made, None), stream.record_event()
+
+    thread, waiting = ThreadPoolExecutor(1, "batches"), deque[Future[tuple[Made | None, torch.cuda.Event]]]()
+    try:
+        waiting.extend(thread.submit(make) for _ in range(BATCHES_AHEAD))
+        while (found := waiting.popleft().result())[0] is not None:
+            waiting.append(thread.submit(make))
+            (batch, _), ready = found[0], found[1]
+            current = torch.cuda.current_stream(device)
+            current.wait_event(ready)
+            for part in (batch.pixels, batch.labels, batch.weight) if batch is not None else ():
+                part.record_stream(current)  # its memory belongs to the other stream
+            yield found[0]
+    finally:
+        stop()
+        thread.shutdown(cancel_futures=True)
+        made.close()
 
 
 def _empty(size: int, pin: bool) -> Tensor:

@@ -49,6 +49,7 @@ class Slots(Generic[Result]):
     def __init__(self, work: Work[Result], tasks: int, workers: int, *, slots: int, size: int, pin: bool) -> None:
         self.tasks, self.slots, self.size, self.pin = tasks, slots, size, pin
         self.taken = 0
+        self._stopped = False
         self._ready: dict[int, tuple[Result, Exception | None]] = {}
         self._memory = mmap.mmap(-1, max(1, slots * size))  # shared and anonymous: not limited by /dev/shm
         self._all = torch.frombuffer(self._memory, dtype=torch.uint8)[: slots * size].view(slots, size)
@@ -103,6 +104,12 @@ class Slots(Generic[Result]):
         for _ in range(count):
             self._free.release()
 
+    def stop(self) -> None:
+        """End the workers, so that a thread which waits in `take` stops waiting; then call `close`."""
+        self._stopped = True
+        for process in self._processes:
+            process.kill()
+
     def close(self) -> None:
         """End the workers. Slots that were taken stay readable."""
         for key in list((self._selector.get_map() or {}).values()):  # None: closed before
@@ -133,7 +140,7 @@ class Slots(Generic[Result]):
             self._selector.unregister(pipe)
             pipe.close()
             process.join(TICK)
-            if process.exitcode != 0:
+            if self._stopped or process.exitcode != 0:
                 self.close()
                 raise LostWorker(epitaph(process)) from None
 

@@ -277,7 +277,7 @@ class _Filling:
 
     def _features(self, loader: EvalLoader) -> Iterator[tuple[tuple[Array, int], Tensor]]:
         """Yield ((positions, images of the batch), features) of every batch; of equal images, only the first."""
-        run = self.by.build() if self.by.build else partial(self.choice.of, self.model)
+        run: Callable[[Tensor], Tensor] | None = None  # built while the next batches are made ready
         autocast = self.runtime.autocast if self.runtime and not self.by.build else nullcontext
         seen: set[bytes] = set()
         for batch in self.batches:
@@ -289,6 +289,7 @@ class _Filling:
             if not len(places):
                 self.report(len(batch) * loader.ranks)
                 continue
+            run = run or (self.by.build() if self.by.build else partial(self.choice.of, self.model))
             with evaluating(self.model), autocast():
                 few = CPU_BATCH if loader.device.type == "cpu" else len(places)
                 rows = torch.cat([run(x).float() for x in pixels.split(few)])
