@@ -93,7 +93,7 @@ def test_batches_are_those_of_the_cpu(odd, on_gpu, workers):
         apart = (one.pixels - other.pixels).abs().amax((1, 2, 3))
         high = torch.tensor([odd.names[int(i)] == "odd/high.jpg" for i in one.index])
         assert not apart[~high].any()  # Pillow decodes on both sides, and the resize is Pillow's
-        assert (apart[high] <= 1.001 / 255 / 0.5).all()  # Pillow 13 begins with the height, this one never does
+        assert (apart[high] <= 3.001 / 255 / 0.5).all()  # Pillow 13 begins with the height, the GPU never does
     assert there.skipped == here.skipped
     assert "odd/broken.jpg" in there.skipped
 
