@@ -289,6 +289,15 @@ FAULTS: dict[str, Fault] = {
         "6: lambda x: x.transpose(1, 2).flip(1),",
         "data/test_gpu.py",
     ),
+    "a negative weight of Pillow's filter is rounded the wrong way": fault(
+        "data/resize.py", "np.trunc(k + np.where(k < 0, -0.5, 0.5))", "np.trunc(k + 0.5)", "data/test_resize.py"
+    ),
+    "the GPU resizes an image in another order than Pillow": fault(
+        "data/resize.py",
+        "return down.size - down.to <= 2 * max(0, across.size - across.to)",
+        "return True",
+        "data/test_resize.py",
+    ),
     "a label is judged by a classifier that was fitted to it": fault(
         "features/labels.py", "np.flatnonzero(fold != k)", "np.flatnonzero(fold != -1)", "features/test_labels.py"
     ),

@@ -128,7 +128,7 @@ def evaluate(
     in_order: bool = False,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     bad_images: BadImages = "fail",
 ) -> Evaluation:
@@ -141,7 +141,7 @@ def evaluate(
         in_order: whether the data's classes are in the order of the model's outputs, whatever their names.
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
 
@@ -183,7 +183,7 @@ def embed(
     cache: Weights | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     bad_images: BadImages = "fail",
 ) -> dict[str, Embedded]:
@@ -197,7 +197,7 @@ def embed(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
 
@@ -390,7 +390,7 @@ def probe(
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     bad_images: BadImages = "fail",
 ) -> Probe:
@@ -408,7 +408,7 @@ def probe(
         seed: random seed (default: 0).
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
 
@@ -456,7 +456,7 @@ def tune(
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     bad_images: BadImages = "fail",
     report: bool = True,
@@ -477,7 +477,8 @@ def tune(
         seed: random seed (default: 0).
         device: auto, cpu, cuda or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch where nothing is trained (default: 64).
+        batch_size: images per batch where nothing is trained (default: 256 on CUDA for images of up to 256 pixels,
+            64 otherwise).
         workers: worker processes for decoding (default: one per core).
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it.
         report: whether to write report.html into the run folder, as the command does (default: True).
@@ -529,7 +530,7 @@ def doctor(
     cache: Weights | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
 ) -> Report:
     """Check a data set: unreadable images, files that are not read, classes, duplicates, sizes, and doubtful labels.
@@ -544,7 +545,7 @@ def doctor(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
 
     Returns:
@@ -589,7 +590,7 @@ def search(
     cache: Weights | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
 ) -> list[list[Hit]]:
     """Find the images of a data set that are most similar to a query, by their features.
@@ -604,7 +605,7 @@ def search(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
 
     Returns:
@@ -646,7 +647,7 @@ def near_duplicates(
     cache: Weights | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
 ) -> list[list[Hit]]:
     """Find the images of a data set that are nearly the same, within and across its parts, by their features.
@@ -660,7 +661,7 @@ def near_duplicates(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
 
     Returns:
@@ -699,7 +700,7 @@ def suggest(
     cache: Weights | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
 ) -> Suggestions:
     """Suggest which photos to label next: those that the model is unsure about, and that differ from each other.
@@ -711,7 +712,7 @@ def suggest(
         cache: folder of the feature cache (default: $VITKIT_CACHE, or the user's cache folder).
         device: auto, cpu, cuda, cuda:1 or mps (default: auto).
         precision: fp32, bf16 or fp16 (default: bf16 on CUDA, fp32 elsewhere).
-        batch_size: images per batch (default: 64).
+        batch_size: images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).
         workers: worker processes for decoding (default: one per core).
 
     Returns:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, sample_rngs
 from vitkit.data.base import Pixels
 from vitkit.data.decode import digest
+from vitkit.data.loader import _made_ahead, images_per_batch
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
@@ -306,3 +309,59 @@ def test_bytes_do_not_depend_on_the_name(tmp_path):
     data = encoded(picture(1))
     a, b = (augment(data, SPEC, STRONG, next(sample_rngs(0, [(0, 0)])), name) for name in ("x", "y"))
     assert torch.equal(a, b)
+
+
+def test_large_batches_on_cuda_alone():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert images_per_batch(None, InputSpec(size=(224, 224)), cuda) == 256
+    assert images_per_batch(None, InputSpec(size=(224, 384)), cuda) == 64
+    assert images_per_batch(None, InputSpec(size=(224, 224)), cpu) == 64
+    assert images_per_batch(5, InputSpec(size=(224, 224)), cuda) == 5
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """Stand-ins for streams, so that what runs beside a GPU runs without one."""
+    stream = SimpleNamespace(record_event=lambda: "event", wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_batches_made_ahead_keep_their_order_and_end_with_their_reader(no_cuda, taken):
+    stopped, closed, threads = threading.Event(), threading.Event(), set()
+
+    def made():
+        try:
+            for n in range(5):
+                threads.add(threading.current_thread())
+                if n > taken + 1 and taken:
+                    stopped.wait(10)  # as `Slots.take` waits for a worker
+                yield None, [(n, "unread")]
+        finally:
+            closed.set()
+
+    ahead = _made_ahead(made(), torch.device("cuda"), stopped.set)
+    found = [next(ahead) for _ in range(taken)]
+    assert found == [(None, [(n, "unread")]) for n in range(taken)]
+    if taken == 5:
+        assert list(ahead) == []
+    ahead.close()
+    if taken:
+        assert stopped.is_set()
+        assert closed.is_set()
+        assert threading.current_thread() not in threads
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_error_of_a_batch_made_ahead_is_raised_in_its_place(no_cuda):
+    def made():
+        yield None, []
+        raise BadImage("image 1: broken")
+
+    ahead = _made_ahead(made(), torch.device("cuda"), lambda: None)
+    assert next(ahead) == (None, [])
+    with pytest.raises(BadImage, match="image 1: broken"):
+        next(ahead)

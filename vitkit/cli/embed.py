@@ -37,7 +37,7 @@ def embed(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImagesOrRows = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",

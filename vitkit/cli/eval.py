@@ -52,7 +52,7 @@ def evaluate(
         int, typer.Option("--worst", min=0, help="Wrong predictions to list, highest confidence first.")
     ] = 5,
     bad_images: BadImagesOrRows = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",

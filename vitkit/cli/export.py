@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BadImages, BatchSize, Weights, Workers, loads_weights
+from vitkit.cli.options import BadImages, BatchOf, Weights, Workers, loads_weights
 
 
 @loads_weights
@@ -46,7 +46,7 @@ def export(
     ] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImages = "fail",
-    batch_size: BatchSize = 32,
+    batch_size: BatchOf = 32,
     workers: Workers = None,
     *,
     overrides: dict[str, Any],

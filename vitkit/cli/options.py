@@ -25,7 +25,15 @@ ENGINES = "torch, compile, cpu-fused, cuda-fused, fp8, onnx, openvino, openvino-
 of_loading = partial(typer.Option, rich_help_panel="How the weights are loaded")
 Weights = Annotated[str, typer.Argument(help="Weights: a run folder, a file, or a hub id.", metavar="RUN|WEIGHTS")]
 From = Annotated[str, typer.Option("--from", help="Pre-trained weights: a run folder, a file, or a hub id.")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images per batch.")]
+BatchOf = Annotated[int, typer.Option("--batch-size", min=1, help="Images per batch.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        min=1,
+        help="Images per batch (default: 256 on CUDA for images of up to 256 pixels, 64 otherwise).",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=0, help="Worker processes for decoding images (default: one per core)."),
@@ -42,7 +50,7 @@ Decode = Annotated[
     str,
     typer.Option(
         "--decode",
-        help="Where JPEGs are decoded and resized: cpu, or gpu (faster, with slightly other pixels; needs torchvision) "
+        help="Where JPEGs are decoded: cpu, or gpu (faster, with slightly other pixels; needs torchvision) "
         "(default: cpu).",
     ),
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BatchSize, Device, On, Weights, Workers, loads_weights
+from vitkit.cli.options import BatchOf, Device, On, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
@@ -40,7 +40,7 @@ def predict(
             help="Write one row per image to this .csv file, and print only a summary (default: none).",
         ),
     ] = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchOf = 64,
     workers: Workers = None,
     device: Device = "auto",
     on: On = None,

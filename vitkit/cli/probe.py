@@ -49,7 +49,7 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html to the run folder.")] = True,
     bad_images: BadImages = "fail",
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",

@@ -48,7 +48,7 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     features: Features = None,
     cache: Cache = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",

@@ -26,7 +26,7 @@ def suggest(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     cache: Cache = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "auto",

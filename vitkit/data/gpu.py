@@ -286,6 +286,6 @@ def gpu_decoder() -> str:
         MissingDependency: torchvision is not installed.
     """
     try:
-        return f"nvJPEG by torchvision {version('torchvision')}, Pillow {PIL.__version__}"
+        return f"nvJPEG by torchvision {version('torchvision')}, resized as by Pillow {PIL.__version__}"
     except PackageNotFoundError as error:
         raise MissingDependency(NEEDS) from error

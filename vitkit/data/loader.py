@@ -47,6 +47,9 @@ RUN_AHEAD = 2**29  # bytes that they may take
 BATCHES_AHEAD = 2  # batches that are made ready on a GPU while the model computes another
 FEW = 1000  # images up to which starting the kernel that resizes on a GPU takes longer than it saves
 
+LARGE_BATCH, SMALL_BATCH = 256, 64  # images per batch where nothing is trained: see `images_per_batch`
+LARGE_BATCH_PIXELS = 256  # larger images would need more memory than some GPUs have
+
 AugmentOn = Literal["cpu", "device"]
 BadImages = Literal["fail", "skip"]
 Device = torch.device | str | None
@@ -109,6 +112,19 @@ class _Step:
     plan: mixing.Plan
     places: Array
     partners: Array
+
+
+def images_per_batch(batch_size: int | None, spec: InputSpec, device: torch.device) -> int:
+    """Return how many images a model that is not trained gets at once, if the caller does not care.
+
+    Args:
+        batch_size: what the caller asked for; None for LARGE_BATCH on CUDA if images have at most LARGE_BATCH_PIXELS
+            pixels a side, and SMALL_BATCH otherwise.
+        spec: the input that the model expects.
+        device: where the model is.
+    """
+    large = device.type == "cuda" and max(spec.size) <= LARGE_BATCH_PIXELS
+    return batch_size or (LARGE_BATCH if large else SMALL_BATCH)
 
 
 class _Loader:

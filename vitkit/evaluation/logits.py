@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.data.base import Source
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, EvalLoader
+from vitkit.data.loader import BadImages, EvalLoader, images_per_batch
 from vitkit.errors import DataError, InputError, VitkitError
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, device_of, evaluating
@@ -82,7 +82,7 @@ def logits_of(
     model: Classifier,
     source: Source,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = 0,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -94,7 +94,7 @@ def logits_of(
     Args:
         model: a ViT or any other classifier.
         source: the images.
-        batch_size: images per batch in each process.
+        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision (default: this process, on the model's device, in fp32). With several
             processes, each of them must call this function, and each gets the whole result.
@@ -103,14 +103,15 @@ def logits_of(
         decode: where images are decoded, `cpu` or `gpu`.
     """
     rank, ranks = (runtime.rank, runtime.ranks) if runtime else (0, 1)
+    device = runtime.device if runtime else device_of(model)
     loader = EvalLoader(
         source,
         model.input_spec,
-        batch_size=batch_size,
+        batch_size=images_per_batch(batch_size, model.input_spec, device),
         workers=workers,
         rank=rank,
         ranks=ranks,
-        device=runtime.device if runtime else device_of(model),
+        device=device,
         bad_images=bad_images,
         decode=decode,
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitkit.data.base import READERS, Source, Subset
 from vitkit.data.decode import Raw, digest
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, EvalLoader
+from vitkit.data.loader import BadImages, EvalLoader, images_per_batch
 from vitkit.data.order import share
 from vitkit.errors import BadImage, DataError, InputError, VitkitError
 from vitkit.features.cache import FeatureCache, Space, outline, space_of
@@ -134,7 +134,7 @@ def fill(
     cache: FeatureCache,
     *,
     features: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -149,7 +149,7 @@ def fill(
         source: the images.
         cache: the cache; several processes may fill it at once.
         features: the feature, as `choose` takes it (default: the model's own pooling).
-        batch_size: images per batch in each process.
+        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision. With several processes, each of them must call this.
         progress: called with the number of images finished since the last call, over all processes.
@@ -159,6 +159,8 @@ def fill(
     """
     start = time.perf_counter()
     choice = choose(features, model.config)
+    device = runtime.device if runtime else device_of(model)
+    batch_size = images_per_batch(batch_size, model.input_spec, device)
     by = by or way(model, runtime.precision if runtime else "fp32", len(source), choice.name, batch_size)
     loading = partial(
         EvalLoader,
@@ -167,7 +169,7 @@ def fill(
         workers=workers,
         rank=runtime.rank if runtime else 0,
         ranks=runtime.ranks if runtime else 1,
-        device=runtime.device if runtime else device_of(model),
+        device=device,
         bad_images=bad_images,
         decode=decode,
     )

@@ -10,7 +10,7 @@ from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
 from vitkit.data.food import cache_folder
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages
+from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
@@ -18,6 +18,7 @@ from vitkit.features.choice import choose
 from vitkit.features.embed import Filled, fill
 from vitkit.features.export import check, export
 from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import device_of
 from vitkit.runtime import Runtime
 from vitkit.speed.frozen import way
 from vitkit.types import Tick
@@ -65,7 +66,7 @@ def embed(
     *,
     features: str | None = None,
     out: str | Path | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -80,7 +81,7 @@ def embed(
         cache: the feature cache.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
         out: an .npz or .parquet file to export the features to.
-        batch_size: images per batch in each process.
+        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.
@@ -91,6 +92,8 @@ def embed(
     if path is not None:
         check(path)
     images, name = sum(map(len, sources.values())), choose(features, model.config).name
+    device = runtime.device if runtime else device_of(model)
+    batch_size = images_per_batch(batch_size, model.input_spec, device)
     by = way(model, runtime.precision if runtime else "fp32", images, name, batch_size)  # the same for all parts
     parts = {
         name: fill(

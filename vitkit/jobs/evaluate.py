@@ -17,7 +17,7 @@ from torch import Tensor
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages
+from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.labels import LabelMeasures, joined, measure_labels, sigmoid
@@ -27,7 +27,7 @@ from vitkit.evaluation.measure import Measures, answers, measure
 from vitkit.evaluation.names import answer_names, cells
 from vitkit.explanations import draw
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import Classifier, Running
+from vitkit.model.classifier import Classifier, Running, device_of
 from vitkit.runtime import Runtime
 from vitkit.speed.accuracy import Accuracy, compare
 from vitkit.speed.engines import ENGINES, chosen
@@ -163,7 +163,7 @@ def evaluate(
     data: str = "",
     part: str = "",
     same_order: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -181,7 +181,7 @@ def evaluate(
         data: name of the data, for the result.
         part: description of the part of the data, for the result.
         same_order: whether the data's classes are in the order of the model's outputs, whatever their names.
-        batch_size: images per batch in each process.
+        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.
@@ -191,6 +191,8 @@ def evaluate(
         elsewhere: computes the logits on other machines, and names the precision (default: computed here).
     """
     names, to_output = _matched(model, source, data, same_order)
+    device = runtime.device if runtime else device_of(model)
+    batch_size = images_per_batch(batch_size, model.input_spec, device)
     start = time.perf_counter()
     if elsewhere is not None:
         found, precision = elsewhere()

@@ -21,7 +21,7 @@ from vitkit.cluster.results import Folder, Manifest
 from vitkit.cluster.work import Settings
 from vitkit.data import remote
 from vitkit.data.base import Source, Unlabelled
-from vitkit.data.loader import BadImages
+from vitkit.data.loader import SMALL_BATCH, BadImages
 from vitkit.data.sources import parse
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.evaluation.logits import Outputs
@@ -93,7 +93,7 @@ def run(
     out: str | Path,
     *,
     features: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     device: str = "auto",
     precision: str = AUTO,
@@ -110,7 +110,7 @@ def run(
         sources: {part: its images}; every machine of the cluster must be able to read them.
         out: the folder of results: an s3:// address, or a folder that all machines share.
         features: for `embed`, the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
-        batch_size: images per batch.
+        batch_size: images per batch (default: SMALL_BATCH, whatever the device).
         workers: actors that decode, at most (default: one per core of the cluster).
         device: `cuda`, `cpu`, or `auto` for CUDA if the cluster has GPUs.
         precision: fp32, bf16, fp16, or `auto` for bf16 on CUDA and fp32 elsewhere.
@@ -127,6 +127,7 @@ def run(
     start, report = time.perf_counter(), progress or (lambda count: None)
     if bad_images not in get_args(BadImages):
         raise ConfigError(f"Expected --bad-images {' or '.join(get_args(BadImages))}; got {bad_images!r}.")
+    batch_size = batch_size or SMALL_BATCH
     if task != "embed":
         answer_names(model)  # refuses weights without a head before any work is done
     how = _settings(task, model, out, features, batch_size, device, precision)

@@ -14,7 +14,7 @@ import sklearn.linear_model  # imported here so that the import does not count a
 import sklearn.model_selection  # noqa: F401
 
 from vitkit.data.base import Source, Subset, stratified
-from vitkit.data.loader import BadImages
+from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.labels import LabelMeasures, mean_average_precision, sigmoid
@@ -28,6 +28,7 @@ from vitkit.features.probe import Fitted, Options, check_labels, check_trainable
 from vitkit.jobs.evaluate import Evaluation, measured, write
 from vitkit.jobs.splits import absolute
 from vitkit.model.backbone import Backbone
+from vitkit.model.classifier import device_of
 from vitkit.runtime import Runtime
 from vitkit.speed.frozen import way
 from vitkit.training.lock import locked
@@ -167,7 +168,7 @@ def probe(
     options: Options | None = None,
     features: str | None = None,
     weights: str = "",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -186,7 +187,7 @@ def probe(
         options: how to fit.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
         weights: name of the backbone, for the record.
-        batch_size: images per batch in each process.
+        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.
@@ -210,6 +211,8 @@ def probe(
                 f"image may have none of them."
             )
     images = len(parts.train) + len(parts.held)
+    device = runtime.device if runtime else device_of(model)
+    batch_size = images_per_batch(batch_size, model.input_spec, device)
     by = way(model, runtime.precision if runtime else "fp32", images, choice.name, batch_size)  # the same for both
     train, held = (
         fill(

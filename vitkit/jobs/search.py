@@ -73,7 +73,7 @@ def search(
     *,
     count: int = 10,
     features: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -88,7 +88,7 @@ def search(
         cache: the feature cache.
         count: number of images per query.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
-        batch_size: images per batch.
+        batch_size: images per batch (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.
@@ -116,7 +116,7 @@ def near_duplicates(
     *,
     similarity: float | None = None,
     features: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -130,7 +130,7 @@ def near_duplicates(
         cache: the feature cache.
         similarity: smallest cosine similarity of a pair (default: as `vitkit doctor --from` has it, see data/near.py).
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
-        batch_size: images per batch.
+        batch_size: images per batch (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.

@@ -52,7 +52,7 @@ def suggest(
     cache: FeatureCache,
     *,
     count: int = 50,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     progress: Tick | None = None,
@@ -64,7 +64,7 @@ def suggest(
         images: the unlabelled photos: anything that `predict` accepts.
         cache: the feature cache.
         count: number of photos to suggest.
-        batch_size: images per batch.
+        batch_size: images per batch (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.

@@ -82,7 +82,7 @@ def tune(
     folds: int = FOLDS,
     candidates: Sequence[str] = CANDIDATES,
     weights: str = "",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int | None = None,
     runtime: Runtime | None = None,
     say: Say = print,
@@ -101,7 +101,7 @@ def tune(
         folds: folds of the cross-validation; fewer if a class has fewer images (default: FOLDS).
         candidates: recipes to try after the probe (default: CANDIDATES).
         weights: name of the backbone, for the record.
-        batch_size: images per batch where nothing is trained.
+        batch_size: images per batch where nothing is trained (default: see `data.loader.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision; one process.
         say: called with a sentence at every stage.
