@@ -59,7 +59,9 @@ def make(job: tuple[list[str], Path, int, int]) -> None:
             box = (left, top, left + width, top + height)
             size = (max(256, round(width * scale)), max(256, round(height * scale)))
             image = image.resize(size, Image.Resampling.BICUBIC, box=box)
-        image.save(folder / f"class-{i % CLASSES}" / f"{i:06d}.jpg", quality=rng.randint(80, 95))
+        # The comment tells apart the files of equal crops, which `embed` would compute once.
+        file, quality = folder / f"class-{i % CLASSES}" / f"{i:06d}.jpg", rng.randint(80, 95)
+        image.save(file, quality=quality, comment=f"{i}".encode())
 
 
 def decode(names: list[str]) -> int:
@@ -113,7 +115,9 @@ def main() -> None:
                 try:
                     work()
                 except Exception as error:  # one that cannot run here must not end the others
-                    print(f"{name}: left out ({type(error).__name__}: {str(error).splitlines()[0][:200]})", flush=True)
+                    print(
+                        f"{name}: left out ({type(error).__name__}: {' '.join(str(error).split())[:200]})", flush=True
+                    )
                     del contenders[name]
                     continue
                 took = time.perf_counter() - start
