@@ -32,7 +32,7 @@ from typing import Any
 
 BATCH = 32
 ROUNDING = 1e-5  # largest difference of a weight between runs on different numbers of processes
-PATIENCE = 300.0  # seconds that a restarted group may take; the cores are few
+PATIENCE = 900.0  # seconds that a restarted group may take; the cores are few, and others may use them
 # An agent that is silent for 10 s counts as lost: on few cores, a healthy one may be slow.
 RENDEZVOUS = "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=10"
 SLOW = 4.0  # seconds until processes that wait for a stopped one may train another step, ...

@@ -3,6 +3,8 @@ the kernels' plain versions run; benchmarks/check.py holds the kernels themselve
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
+from vitkit.speed import training
 from vitkit.speed.differentiable import MLP, bound, small_product
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
@@ -250,3 +253,25 @@ def test_published_shapes(name: str) -> None:
     x = pixels(1, 3, 224, 224)
     with torch.no_grad():
         assert relative(Fused(model)(x), model(x)) < 5e-6
+
+
+def test_the_compiler_leaves_the_fused_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling: list[bool] = []
+
+    def fused(self: TrainingForward, x: torch.Tensor) -> torch.Tensor:
+        compiling.append(torch.compiler.is_compiling())
+        return self.model(x)
+
+    monkeypatch.setattr(training, "fusible", lambda model, x: True)
+    monkeypatch.setattr(TrainingForward, "fused", fused)
+    wrapped = TrainingForward(tiny())
+    wrapped.compile(backend="eager")
+    wrapped(pixels(1, 3, 32, 32))
+    assert compiling == [False]
+
+
+def test_training_starts_without_the_compiler() -> None:
+    """Importing it takes as long as importing torch."""
+    code = "import sys, vitkit.jobs.train; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

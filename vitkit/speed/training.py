@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -166,7 +167,11 @@ class TrainingForward(nn.Module):
             return self.model(x)
         return self.fused(x)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def compile(self, *args: Any, **how: Any) -> None:
+        """Compile the plain forward; the fused parts stay as they are."""
+        self.fused = torch.compiler.disable(self.fused)  # type: ignore[method-assign]  # here: it takes seconds to import
+        super().compile(*args, **how)
+
     def fused(self, x: Tensor) -> Tensor:
         """Logits by fused parts, from a CUDA graph if `graph`."""
         if not self.graph or not self.model.training:
