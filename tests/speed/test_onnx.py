@@ -220,6 +220,34 @@ def test_an_onnx_file_without_a_card_is_refused(tmp_path: Path, written) -> None
         open_exported(tmp_path / "foreign.onnx")
 
 
+def test_a_damaged_file_that_opens_but_cannot_run(tmp_path: Path, written, capfd) -> None:
+    """Found by `benchmarks.fuzz exports`, case 440: shapes that do not fit are noticed only when the file runs."""
+    import onnx
+
+    good, path = onnx.load(str(written[1])), tmp_path / "damaged.onnx"
+    card = [(one.key, one.value) for one in good.metadata_props]
+    pixels = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["b", 3, "h", "w"])
+
+    def save(shape: list[int]) -> None:
+        """Write a file with the good one's card, that reshapes pixels into what may not be possible."""
+        to = onnx.helper.make_tensor("to", onnx.TensorProto.INT64, [len(shape)], shape)
+        node = onnx.helper.make_node("Reshape", ["x", "to"], ["y"])
+        logits = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        graph = onnx.helper.make_graph([node], "g", [pixels], [logits], [to])
+        damaged = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+        for key, value in card:
+            damaged.metadata_props.add(key=key, value=value)
+        onnx.save(damaged, str(path))
+
+    save([7, 11])
+    with pytest.raises(UnreadableFile, match=r"ONNX Runtime cannot run .*damaged\.onnx on images of 32 x 32 pixels"):
+        open_exported(path)(torch.zeros(1, 3, 32, 32))
+    save([3, 1024])
+    with pytest.raises(UnreadableFile, match=r"Expected logits of shape \[1, \d+\]; .* returned \[3, 1024\]"):
+        open_exported(path)(torch.zeros(1, 3, 32, 32))
+    assert capfd.readouterr().err == ""
+
+
 def test_the_engine_row(written) -> None:
     need()
     model = written[0]

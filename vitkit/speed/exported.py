@@ -110,6 +110,10 @@ class Exported:
 
         Args:
             x: pixels [B, C, H, W], normalized as `input_spec` says.
+
+        Raises:
+            InputError: the pixels do not fit the model.
+            UnreadableFile: the file is damaged, which shows only when it runs.
         """
         device, c = x.device, self.config
         if isinstance(c, ResNetConfig):
@@ -125,6 +129,11 @@ class Exported:
             )
         with self.lock:
             found = self.run(x.detach().float().cpu().contiguous().numpy())
+        if found.shape != (len(x), c.num_classes):
+            raise UnreadableFile(
+                f"Expected logits of shape {[len(x), c.num_classes]}; the exported file returned "
+                f"{list(found.shape)}. It may be damaged: export the weights again."
+            )
         return torch.from_numpy(found).to(device)
 
     def feed(self, size: int | tuple[int, int] | None = None, **changes: Any) -> Exported:

@@ -85,6 +85,22 @@ def name_sides(graph: Any) -> None:
             value.shape = type(value.shape)([renamed(side) for side in value.shape])
 
 
+def cannot_run(runtime: str, path: Path, x: Array, error: Exception) -> UnreadableFile:
+    """Return the error for a file that a runtime has opened but cannot run.
+
+    Args:
+        runtime: its name.
+        path: the exported file.
+        x: the pixels [B, C, H, W].
+        error: what the runtime raised.
+    """
+    return UnreadableFile(
+        f"{runtime} cannot run {path} on images of {x.shape[3]} x {x.shape[2]} pixels "
+        f"({(str(error).splitlines() or [type(error).__name__])[0][:200]}); the file may be damaged. Export the weights "
+        f"again."
+    )
+
+
 def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
     """Return the card of an ONNX file and a function that runs the file.
 
@@ -97,7 +113,7 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
     runtime = library("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; below 4 it is printed as well
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning threads would starve others
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -105,9 +121,11 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
         raise UnreadableFile(
             f"{path} is not an ONNX file that ONNX Runtime can open ({str(error).splitlines()[0][:200]})."
         ) from None
-    names = [one.name for one in session.get_inputs()]
 
     def run(x: Array) -> Array:
-        return np.asarray(session.run(None, {names[0]: x})[0])
+        try:
+            return np.asarray(session.run(None, {session.get_inputs()[0].name: x})[0])
+        except Exception as error:  # shapes are known only when it runs
+            raise cannot_run("ONNX Runtime", path, x, error) from None
 
     return session.get_modelmeta().custom_metadata_map.get(KEY), run

@@ -23,7 +23,7 @@ from vitkit.cpu_features import check_instructions
 from vitkit.errors import DataError, UnreadableFile
 from vitkit.optional import library
 from vitkit.speed.graph import Graph
-from vitkit.speed.onnx import KEY, example
+from vitkit.speed.onnx import KEY, cannot_run, example
 from vitkit.types import Array
 
 KEPT = 4  # image sizes to keep compiled
@@ -160,10 +160,7 @@ def open_file(path: Path) -> tuple[str | None, Callable[[Array], Array]]:
                 fixed.reshape([-1, *x.shape[1:]])
                 ready[x.shape[1:]] = core.compile_model(fixed, "CPU", how)
             except (RuntimeError, ValueError) as error:  # values in the .bin file decide what can be compiled
-                raise UnreadableFile(
-                    f"OpenVINO cannot run {path} on images of {x.shape[3]} x {x.shape[2]} pixels "
-                    f"({str(error).splitlines()[0][:200]}); the file may be damaged. Export the weights again."
-                ) from None
+                raise cannot_run("OpenVINO", path, x, error) from None
         return np.array(ready[x.shape[1:]](x)[0])
 
     card = model.get_rt_info([KEY]).astype(str) if model.has_rt_info([KEY]) else None
