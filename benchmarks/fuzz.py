@@ -504,11 +504,11 @@ def watch(kind: str, seed: int, start: int, stop: int, patience: float = PATIENC
             try:
                 while True:
                     try:
-                        line = lines.get(timeout=patience)
+                        line = lines.get(timeout=patience if now else 10 * patience)  # imports take long when busy
                     except queue.Empty:
                         process.kill()
                         if now is None:
-                            raise RuntimeError(f"the child did not start within {patience:g} s") from None
+                            raise RuntimeError(f"the child did not start within {10 * patience:g} s") from None
                         yield {**now, "how": f"lost: hangs ({patience:g} s)"}
                         start = now["n"] + 1
                         break

@@ -3,22 +3,28 @@
     python -m benchmarks.kills [--train 20] [--two 4] [--embed 4] [--jobs 1] [--seconds S] [--seed 0] [--folder FOLDER]
 
 `train`: a small ViT with dropout, stochastic depth, MixUp and EMA learns the digits in a process of its own. It saves
-every 5 steps, so that many kills come while a state is written, and is resumed with another number of workers.
-`two`: the same in two processes, started by torchrun; every third kill ends only one of them, and then the other and
-torchrun must end by themselves. `embed`: the features of the digits into a cache, which is written after every batch.
+every 5 steps and validates every 10, and is resumed with another number of workers. `two`: the same in two processes,
+started by torchrun; every third kill ends only one of them, and then the other and torchrun must end by themselves.
+`embed`: the features of the digits into a cache, which is written after every batch.
 
-Each kill waits for a random part of the time that an uninterrupted run takes; every other one also waits for a save to
-begin. A run that comes to its end is compared, and the next one is started. --jobs sets the number of runs at the same
-time. With --folder, you can stop the command (Ctrl-C, SIGTERM or after --seconds) and continue it: it counts the kills
-so far in FOLDER/kills.json. Prints how many were tried, survived and lost; the exit code is 1 if anything was lost (a
-bit of the weights, moments, EMA or features, a number of the metrics, a cached feature, a process that hangs or stays
-behind), and 3 if kills are still to be tried. Needs Linux, and no packages of the command line.
+Each kill waits for a random part of the time that an uninterrupted run takes, so that most runs are killed several
+times; every other kill also waits for a save to begin. A run that comes to its end is compared, and the next one is
+started. The processes of `train` and `embed` are forked from one that has imported everything, so a kill comes while
+they work on their files, not while they import. --jobs sets the number of runs at the same time.
+
+After --seconds no kill is begun; the runs are finished and compared. With --folder, you can stop the command (also by
+Ctrl-C or SIGTERM) and continue it: it counts the kills so far in FOLDER/kills.json, which is all that another machine
+needs to continue once every run is finished. Prints how many were tried, survived and lost, and what the runs were
+doing when they were killed. The exit code is 1 if anything was lost (a bit of the weights, moments, EMA or features, a
+number of the metrics, a cached feature, a process that hangs or stays behind), and 3 if kills are still to be tried.
+Needs Linux, and no packages of the command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -36,8 +42,13 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 120
+PART = (0.02, 0.7)  # of the time of an uninterrupted run, after which it is killed
 PATIENCE = 300.0  # seconds within which a run ends by itself
+FORKS = multiprocessing.get_context("forkserver")
+IMPORTED = ("vitkit.jobs.train", "vitkit.features.embed", "sklearn.datasets", "rich.progress")
+FORKING = threading.RLock()  # two threads that ask how a process ended would both read the answer
 TRAIN = f"""
+import os
 import sys
 from dataclasses import replace
 from vitkit.data.mix import Mix
@@ -45,7 +56,10 @@ from vitkit.jobs.train import train
 from vitkit.training.recipes import RECIPES
 recipe = replace(RECIPES["digits"], dropout=0.1, drop_path=0.1, ema=0.99, mix=Mix(mixup=0.2, cutmix=0.5), steps={STEPS},
                  epochs=None, warmup=10, batch_size=32)
-train("digits", sys.argv[1], recipe=recipe, resume=True,
+phase = os.open(sys.argv[1] + ".phase", os.O_WRONLY | os.O_CREAT)
+def watch(event):
+    os.pwrite(phase, event["event"].ljust(16).encode(), 0)
+train("digits", sys.argv[1], recipe=recipe, resume=True, watch=watch,
       settings={{"workers": int(sys.argv[2]) % 3, "save_every": 5, "evaluate_every": 10, "log_every": 3,
                  "trackers": (), "device": "cpu"}})
 """
@@ -98,6 +112,7 @@ def same_features(a: Path, b: Path) -> bool:
 
 
 RUN = (".vitkit-*", "state/.vitkit-*")
+PHASES = ("starting", "training", "validating", "saving")
 JOBS = {
     "train": Job(TRAIN, 1, RUN, same_run),
     "two": Job(TRAIN, 2, RUN, same_run),
@@ -105,16 +120,74 @@ JOBS = {
 }
 
 
-def start(name: str, out: Path, number: int) -> subprocess.Popen[bytes]:
+class Forked:
+    """A run in a process forked by FORKS, in a session of its own; as much of Popen as is needed.
+
+    Args:
+        name: a row of JOBS.
+        out: its folder; its output goes to a file next to it.
+        number: varies the workers.
+    """
+
+    def __init__(self, name: str, out: Path, number: int) -> None:
+        with FORKING:
+            self.process = FORKS.Process(target=_run, args=(JOBS[name].program, out, number))
+            self.process.start()
+        self.pid = self.process.pid or 0
+
+    def poll(self) -> int | None:
+        with FORKING:
+            return self.process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a run", timeout)
+            time.sleep(0.005)
+        return code
+
+
+def _run(program: str, out: Path, number: int) -> None:
+    """Run a program in this process."""
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # its workers are its own, as in a run from the command line
+    with open(out.with_suffix(".log"), "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = ["run", str(out), str(number)]
+    exec(compile(program, "run", "exec"), {"__name__": "__main__"})
+
+
+Process = Forked | subprocess.Popen[bytes]
+
+
+def start(name: str, out: Path, number: int) -> Process:
     """Start a job in a session of its own; its output goes to a file next to its folder."""
     job = JOBS[name]
+    out.with_suffix(".phase").unlink(missing_ok=True)
+    if job.processes == 1:
+        return Forked(name, out, number)
     program = out.with_suffix(".py")
     program.write_text(job.program, encoding="utf-8")
-    command = [sys.executable, *(TORCHRUN if job.processes > 1 else ()), str(program), str(out), str(number)]
-    here = str(Path(__file__).parents[1])
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((here, os.environ.get("PYTHONPATH", "")))}
     with open(out.with_suffix(".log"), "wb") as log:
-        return subprocess.Popen(command, env=env, start_new_session=True, stdout=log, stderr=log)
+        command = [sys.executable, *TORCHRUN, str(program), str(out), str(number)]
+        return subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+
+
+def phase(name: str, out: Path) -> str:
+    """Return what a run was doing when it was killed: one of PHASES."""
+    if JOBS[name].saves == RUN and saves(name, out):
+        return "saving"
+    try:
+        event = out.with_suffix(".phase").read_text().strip()
+    except OSError:
+        return "starting"
+    return "validating" if event == "validating" else "training"
 
 
 def descendants(pid: int) -> list[int]:
@@ -127,7 +200,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Process) -> None:
     """Kill a run and everything that it has started."""
     found = descendants(process.pid)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # no process may react to the death of another
@@ -137,7 +210,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def end_one(process: subprocess.Popen[bytes], draw: random.Random) -> str:
+def end_one(process: Process, draw: random.Random) -> str:
     """Kill one training process of several; return what is wrong with how the others ended, if anything."""
     everyone = descendants(process.pid)
     ranks = [pid for pid in everyone[1:] if (_parent(pid) == process.pid)]
@@ -190,7 +263,8 @@ class Kills:
         place: a folder for all runs of the command.
         counts: what has been tried so far, kept by `keep`.
         keep: writes all counts to disk.
-        stop: set when the command is to end.
+        stop: set when the command is to end at once.
+        until: when to begin no more kills, as `time.monotonic`.
     """
 
     def __init__(
@@ -201,15 +275,16 @@ class Kills:
         counts: dict[str, Any],
         keep: Callable[[], None],
         stop: threading.Event,
+        until: float = float("inf"),
     ) -> None:
         self.name, self.wanted, self.place, self.counts = name, wanted, place, counts
-        self.keep, self.stop, self.lock = keep, stop, threading.Lock()
+        self.keep, self.stop, self.until, self.lock = keep, stop, until, threading.Lock()
         self.number, self.begun = counts["tried"], 0  # of the next kill; kills that are being tried
         self.whole = place / f"{name}-whole"
 
     def prepare(self) -> str:
         """Let one run come to its end without a kill; return what went wrong, if anything."""
-        if "seconds" in self.counts:
+        if "seconds" in self.counts and self.whole.is_dir():
             return ""
         shutil.rmtree(self.whole, ignore_errors=True)
         began = time.monotonic()
@@ -222,7 +297,7 @@ class Kills:
         self.keep()
         return ""
 
-    def wait(self, process: subprocess.Popen[bytes], seconds: float) -> bool:
+    def wait(self, process: Process, seconds: float) -> bool:
         """Wait for a process to end; end it if it takes too long, or if the command is to end."""
         until = time.monotonic() + seconds
         while process.poll() is None:
@@ -237,7 +312,9 @@ class Kills:
     def claim(self) -> int | None:
         """Return the number of the next kill, or None if there is none left."""
         with self.lock:
-            if self.stop.is_set() or self.counts["tried"] + self.begun >= self.wanted:
+            if self.stop.is_set() or time.monotonic() > self.until:
+                return None
+            if self.counts["tried"] + self.begun >= self.wanted:
                 return None
             self.begun += 1
             self.number += 1
@@ -256,7 +333,7 @@ class Kills:
     def one(self, out: Path, kill: int) -> None:
         draw = random.Random(f"{self.name} {self.counts['seed']} {kill}")
         process = start(self.name, out, kill)
-        until = time.monotonic() + draw.uniform(0.2, 1.0) * self.counts["seconds"]
+        until = time.monotonic() + draw.uniform(*PART) * self.counts["seconds"]
         while process.poll() is None and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.01)
         if kill % 2:  # a save begins, and a moment longer
@@ -267,20 +344,21 @@ class Kills:
                     break
                 time.sleep(0.0005)
             time.sleep(draw.uniform(0, 0.004))
-        wrong, during = "", 0
+        wrong, during = "", ""
         if process.poll() is None:
-            before = saves(self.name, out)
+            during = phase(self.name, out) if JOBS[self.name].saves == RUN else PHASES[3 if kill % 2 else 1]
             if JOBS[self.name].processes > 1 and kill % 3 == 0:
                 wrong = end_one(process, draw)
             else:
                 end(process)
-            during = int(bool(before) if JOBS[self.name].saves == RUN else kill % 2)
         elif process.returncode == 0:
             self.compare(out)
             return
+        elif self.stop.is_set():  # Ctrl-C may reach a process before it has a session of its own
+            return
         else:
             wrong = f"could not be resumed: {self.said(out)}"
-        self.count(wrong, tried=1, saving=during)
+        self.count(wrong, tried=1, **({during: 1} if during else {}))
         if wrong:
             shutil.rmtree(out, ignore_errors=True)
 
@@ -325,21 +403,25 @@ def main() -> None:
     for name, default in (("train", 20), ("two", 4), ("embed", 4)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"kills of `{name}` (default: {default})")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time (default: never)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no kill after it (default: never)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the moments (default: 0)")
     parser.add_argument("--folder", type=Path, help="keeps runs and counts (default: a temporary folder)")
     args = parser.parse_args()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    timer = threading.Timer(min(args.seconds, threading.TIMEOUT_MAX), stop.set)
-    timer.daemon = True
-    timer.start()
+    until = time.monotonic() + args.seconds
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+    FORKS.set_forkserver_preload(list(IMPORTED))
+    first = FORKS.Process(target=int)  # imports everything, so that the first run has no more to do than the others
+    first.start()
+    first.join()
     with tempfile.TemporaryDirectory() as temporary:
         place = (args.folder or Path(temporary)).absolute()
         place.mkdir(parents=True, exist_ok=True)
         record = place / "kills.json"
-        new = {"seed": args.seed, "tried": 0, "saving": 0, "lost": 0, "compared": 0}
+        new = {"seed": args.seed, "tried": 0, "lost": 0, "compared": 0, **dict.fromkeys(PHASES, 0)}
         counts: dict[str, dict[str, Any]] = {name: dict(new) for name in JOBS}
         if record.is_file():
             counts |= json.loads(record.read_text(encoding="utf-8"))
@@ -354,10 +436,11 @@ def main() -> None:
         left = open_runs = 0
         for name in JOBS:
             wanted, found = getattr(args, name), counts[name]
-            job = Kills(name, wanted, place, found, keep, stop)
-            if wanted and not stop.is_set() and (wrong := job.prepare()):
+            job = Kills(name, wanted, place, found, keep, stop, until)
+            begin = not stop.is_set() and time.monotonic() < until and (found["tried"] < wanted or job.cut())
+            if begin and (wrong := job.prepare()):
                 print(f"{name}: not tried: {wrong}", flush=True)
-            elif wanted and not stop.is_set():
+            elif begin:
                 with ThreadPoolExecutor(args.jobs) as pool:
                     list(pool.map(job.lane, range(args.jobs)))
                     if not stop.is_set():  # begun with more --jobs than now
@@ -365,7 +448,7 @@ def main() -> None:
             left += max(0, wanted - found["tried"])
             open_runs += len(job.cut()) if wanted else 0
             print(
-                f"{name}: {found['tried']:,} kills tried ({found['saving']:,} during a save), "
+                f"{name}: {found['tried']:,} kills tried ({', '.join(f'{found[key]:,} {key}' for key in PHASES)}), "
                 f"{found['tried'] - found['lost']:,} survived, {found['lost']} lost; {found['compared']:,} runs "
                 f"finished and were compared",
                 flush=True,
