@@ -186,8 +186,8 @@ def phase(name: str, out: Path) -> str:
     try:
         event = out.with_suffix(".phase").read_text().strip()
     except OSError:
-        return "starting"
-    return "validating" if event == "validating" else "training"
+        event = ""
+    return "validating" if event == "validating" else "training" if event else "starting"
 
 
 def descendants(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.training.tiny import bytes_of, forked, run, tiny
+from vitkit.checkpoints import containers
 from vitkit.data import workers
 from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, SaveFailed
 from vitkit.runtime import stop_requests
@@ -171,11 +172,26 @@ def test_the_folder_is_deleted(tmp_path: Path) -> None:
 def test_the_folder_is_renamed(tmp_path: Path) -> None:
     settings = {**SETTINGS, "save_every": 4}
     watch = at(6, lambda: (tmp_path / "r").rename(tmp_path / "moved"))
-    with pytest.raises(SaveFailed, match="no longer exists"):
+    with pytest.raises(SaveFailed, match=r"no longer exists: .* If it was renamed, resume it .* new name\.$"):
         run(tmp_path / "r", RECIPE, settings=settings, watch=watch)
     run(tmp_path / "moved", RECIPE, settings=settings, resume=True)
     run(tmp_path / "whole", RECIPE, settings=settings)
     assert bytes_of(tmp_path / "moved") == bytes_of(tmp_path / "whole")
+
+
+def test_the_folder_is_renamed_while_a_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, out = containers.write, tmp_path / "r"
+
+    def write(tensors: Any, path: Path, metadata: Any = None) -> None:
+        if "step-000000000008" in path.name:
+            out.rename(tmp_path / "moved")
+        plain(tensors, path, metadata)
+
+    monkeypatch.setattr(containers, "write", write)
+    with pytest.raises(SaveFailed, match=r"^The run folder .* no longer exists: .* with --out and its new name\.$"):
+        run(out, RECIPE, settings={**SETTINGS, "save_every": 4})
+    assert not out.exists()
+    assert len(RunFolder.open(tmp_path / "moved").states()) == 1
 
 
 def test_a_save_that_fails_ends_every_process(tmp_path: Path) -> None:

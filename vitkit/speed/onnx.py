@@ -94,10 +94,10 @@ def cannot_run(runtime: str, path: Path, x: Array, error: Exception) -> Unreadab
         x: the pixels [B, C, H, W].
         error: what the runtime raised.
     """
+    first = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return UnreadableFile(
-        f"{runtime} cannot run {path} on images of {x.shape[3]} x {x.shape[2]} pixels "
-        f"({(str(error).splitlines() or [type(error).__name__])[0][:200]}); the file may be damaged. Export the weights "
-        f"again."
+        f"{runtime} cannot run {path} on images of {x.shape[3]} x {x.shape[2]} pixels ({first}); the file may be "
+        f"damaged. Export the weights again."
     )
 
 

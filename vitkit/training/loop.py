@@ -285,7 +285,7 @@ class Loop:
 
     def _rescue(self, error: Exception) -> str:
         """Save what can be saved after an error, without the other processes; say what is kept."""
-        if not self.runtime.main:
+        if not self.runtime.main or not self.run.path.is_dir():  # what a folder holds that has moved is not known
             return ""
         resume = f"Resume with: vitkit train --out {self.run.path} --resume"
         if self._consistent is not None and rescuable(error) and not self.runtime.sharded:

@@ -288,11 +288,19 @@ class RunFolder:
         """
         from vitkit.checkpoints.atomic import reason
 
+        gone = OutputError(
+            f"The run folder {self.path} no longer exists: it was deleted, renamed or unmounted. If it was renamed, "
+            f"resume it with --out and its new name."
+        )
         if not self.path.is_dir():
-            raise OutputError(f"The run folder {self.path} no longer exists: it was deleted, renamed or unmounted.")
+            raise gone
         try:
             yield
-        except OSError as error:
+        except (OSError, OutputError) as error:
+            if not self.path.is_dir():
+                raise gone from error
+            if isinstance(error, OutputError):
+                raise
             raise OutputError(f"Could not write to {self.path}: {reason(error)}.") from error
 
     def log(self, row: Mapping[str, Any]) -> None:
