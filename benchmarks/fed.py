@@ -35,11 +35,16 @@ PREDICTED = 80  # photos of the prediction in a fresh process
 PREDICT = """
 import sys, time
 start = time.perf_counter()
-import torch, vitkit
-model = vitkit.load(sys.argv[1]).to("cuda" if torch.cuda.is_available() else "cpu")
+from vitkit.devices import start_device
+start_device("auto")  # as the command does
+import vitkit
+vitkit.load, vitkit.predict
+imported = time.perf_counter()
+model = vitkit.load(sys.argv[1], device="auto")
 loaded = time.perf_counter()
 found = vitkit.predict(model, sys.argv[2:])
-print(f"{loaded - start:.2f} s to import and load, {time.perf_counter() - loaded:.2f} s to predict {len(found)} photos")
+print(f"{imported - start:.2f} s to import, {loaded - imported:.2f} s to load, "
+      f"{time.perf_counter() - loaded:.2f} s to predict {len(found)} photos")
 """
 
 

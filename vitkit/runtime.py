@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitkit.cpu_features import check_type
+from vitkit.devices import find_device
 from vitkit.errors import ConfigError, MissingDependency, VitkitError, pick
 from vitkit.process_group import end_with_launcher, join
 
@@ -324,34 +325,6 @@ def tracker(name: str, project: str, folder: str, run: str) -> Any:
     if hasattr(found, "start"):
         found.start()
     return found
-
-
-def find_device(name: str) -> torch.device:
-    """Return a device of this machine.
-
-    Args:
-        name: `auto`, `cpu`, `cuda`, `mps`, or one of several, such as `cuda:1`.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    import torch
-
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    here = [kind for kind, count in counts.items() if count]
-    if name == "auto":
-        return torch.device(here[0])
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"Expected a device such as auto, cpu, cuda, cuda:1 or mps; got {name!r}.") from error
-    if device.type not in here:
-        raise ConfigError(f"This machine has no device {name!r}; use --device auto (here: {here[0]}).")
-    if (device.index or 0) >= counts[device.type]:
-        last = counts[device.type] - 1
-        has = f"{device.type}:0 to {device.type}:{last}" if last else f"one, {device.type}"
-        raise ConfigError(f"This machine has no device {name!r}; of this kind it has {has}.")
-    return device
 
 
 def _accelerator(device: str, rank: int, ranks: int) -> Any:

@@ -10,9 +10,10 @@ import torch
 
 from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, sample_rngs
+from vitkit.data.ahead import THREADS, by_threads, made_ahead
 from vitkit.data.base import Pixels
 from vitkit.data.decode import digest
-from vitkit.data.loader import _made_ahead, images_per_batch
+from vitkit.data.loader import images_per_batch
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
@@ -343,7 +344,7 @@ def test_batches_made_ahead_keep_their_order_and_end_with_their_reader(no_cuda, 
         finally:
             closed.set()
 
-    ahead = _made_ahead(made(), torch.device("cuda"), stopped.set)
+    ahead = made_ahead(made(), torch.device("cuda"), stopped.set)
     found = [next(ahead) for _ in range(taken)]
     assert found == [(None, [(n, "unread")]) for n in range(taken)]
     if taken == 5:
@@ -361,7 +362,26 @@ def test_an_error_of_a_batch_made_ahead_is_raised_in_its_place(no_cuda):
         yield None, []
         raise BadImage("image 1: broken")
 
-    ahead = _made_ahead(made(), torch.device("cuda"), lambda: None)
+    ahead = made_ahead(made(), torch.device("cuda"), lambda: None)
     assert next(ahead) == (None, [])
     with pytest.raises(BadImage, match="image 1: broken"):
         next(ahead)
+
+
+def test_threads_give_the_same_batches_as_none(photos, damaged, monkeypatch):
+    for source in (photos, damaged):
+        expected = list(here := EvalLoader(source, SPEC, batch_size=13, workers=0, bad_images="skip", hashed=True))
+        with monkeypatch.context() as patch:
+            patch.setattr(EvalLoader, "_reads_by_threads", lambda self: True)
+            patch.setattr("vitkit.data.loader.THREAD_PIECE", 3)
+            found = list(there := EvalLoader(source, SPEC, batch_size=13, workers=0, bad_images="skip", hashed=True))
+        assert all(same(a, b) and np.array_equal(a.digests, b.digests) for a, b in zip(found, expected, strict=True))
+        assert there.skipped == here.skipped
+
+
+def test_threads_read_only_a_little_ahead():
+    began = []
+    results = by_threads(lambda task: began.append(task) or task, range(10**9))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    results.close()
+    assert len(began) <= 3 + 2 * THREADS

@@ -22,6 +22,7 @@ from vitkit.checkpoints.native import PRETRAINING
 from vitkit.checkpoints.resnets import RESNET_DIALECTS, infer_resnet
 from vitkit.checkpoints.rules import Dialect, check, complete_positions, few
 from vitkit.checkpoints.source import Files, find
+from vitkit.devices import AUTO, find_device
 from vitkit.errors import ConfigError, TensorMismatch, nearest
 from vitkit.model import checks
 from vitkit.model.backbone import Backbone, Config
@@ -116,7 +117,8 @@ def load(
         key: where a PyTorch file that holds more than weights keeps them, such as `student` (default: a teacher or an
             average before the rest).
         dtype: data type of the weights (default: that of the file).
-        device: where the weights go (default: the CPU).
+        device: where the weights go: a device of torch, or `auto` for CUDA if available, then MPS, then the CPU
+            (default: the CPU).
         backbone: where the backbone of a LoRA file is (default: where the file says).
         overrides: changes (`image_size`, `num_channels`, `num_classes`), facts that the file does not state
             (`num_attention_heads`, `layer_norm_eps`, `hidden_act`, ...), and fields of InputSpec (`mean`, `std`,
@@ -144,6 +146,8 @@ def build(
     checkpoint: Checkpoint, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
 ) -> Backbone:
     """Build the model of an opened checkpoint; its parameters are the file's tensors, not copies of them."""
+    if device == AUTO:
+        device = find_device(AUTO)
     if isinstance(dtype, str):
         found = getattr(torch, dtype, None)
         if not isinstance(found, torch.dtype):

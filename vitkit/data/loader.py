@@ -25,6 +25,7 @@ from torch import Tensor
 
 from vitkit.data import mix as mixing
 from vitkit.data import slots
+from vitkit.data.ahead import by_threads, made_ahead
 from vitkit.data.augment import Augment
 from vitkit.data.base import Source
 from vitkit.data.device_batches import DeviceBatches
@@ -44,7 +45,7 @@ from vitkit.types import Array
 
 AHEAD = 8  # pieces that each worker may finish before a GPU takes them, while it starts
 RUN_AHEAD = 2**29  # bytes that they may take
-BATCHES_AHEAD = 2  # batches that are made ready on a GPU while the model computes another
+THREAD_PIECE = 8  # images that a thread decodes at once where there are no workers
 FEW = 1000  # images up to which starting the kernel that resizes on a GPU takes longer than it saves
 
 LARGE_BATCH, SMALL_BATCH = 256, 64  # images per batch where nothing is trained: see `images_per_batch`
@@ -441,6 +442,8 @@ class EvalLoader(_Loader):
         batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
         resizes = self._on_gpu is not None and not self._on_gpu.encoded
         few = (DEVICE_PIECE if resizes else PIECE) if self.workers else self.batch_size
+        if self._reads_by_threads():
+            few = THREAD_PIECE
         cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
         pieces = [cut for cuts_of in cuts for cut in cuts_of]
         work = (
@@ -462,7 +465,7 @@ class EvalLoader(_Loader):
     def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Batch, None, None]:
         with pool:
             made = self._made(pool, cuts)
-            with closing(_made_ahead(made, self.device, pool.stop) if self.device.type == "cuda" else made) as found:
+            with closing(made_ahead(made, self.device, pool.stop) if self.device.type == "cuda" else made) as found:
                 yield from self._kept(found)
 
     def _made(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Made, None, None]:
@@ -481,7 +484,17 @@ class EvalLoader(_Loader):
         pin = self.device.type == "cuda"
         if self.workers:
             return parallel_map(Sent(work), range(len(work.pieces)), self.workers, pin=pin)
-        return ((work(k, (slot := _empty(work.size, pin)).numpy()), slot) for k in range(len(work.pieces)))
+
+        def one(k: int) -> tuple[Piece, Tensor]:
+            slot = torch.empty(work.size, dtype=torch.uint8, pin_memory=pin)
+            return work(k, slot.numpy()), slot
+
+        pieces = range(len(work.pieces))
+        return by_threads(one, pieces) if self._reads_by_threads() else map(one, pieces)
+
+    def _reads_by_threads(self) -> bool:
+        """Return whether threads decode, as there are no workers and the cores are free while a GPU computes."""
+        return self.device.type == "cuda" and not self.workers and not self.source.in_memory
 
     def _from_pieces(
         self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]
@@ -522,40 +535,3 @@ class EvalLoader(_Loader):
         labels, index = self._targets(kept)
         labels = labels.to(self.device, non_blocking=True)
         return Batch(z, labels, index, labels, torch.ones(len(kept), device=self.device), digests), unread
-
-
-def _made_ahead(
-    made: Generator[Made, None, None], device: torch.device, stop: Callable[[], None]
-) -> Generator[Made, None, None]:
-    """Make batches by a thread and a stream of their own, while the model computes others.
-
-    Args:
-        made: the batches.
-        device: a GPU.
-        stop: ends the waiting for workers, if the batches are no longer wanted.
-    """
-    stream = torch.cuda.Stream(device, priority=-1)  # before the model, which would wait for it
-
-    def make() -> tuple[Made | None, torch.cuda.Event]:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            return next(made, None), stream.record_event()
-
-    thread, waiting = ThreadPoolExecutor(1, "batches"), deque[Future[tuple[Made | None, torch.cuda.Event]]]()
-    try:
-        waiting.extend(thread.submit(make) for _ in range(BATCHES_AHEAD))
-        while (found := waiting.popleft().result())[0] is not None:
-            waiting.append(thread.submit(make))
-            (batch, _), ready = found[0], found[1]
-            current = torch.cuda.current_stream(device)
-            current.wait_event(ready)
-            for part in (batch.pixels, batch.labels, batch.weight) if batch is not None else ():
-                part.record_stream(current)  # its memory belongs to the other stream
-            yield found[0]
-    finally:
-        stop()
-        thread.shutdown(cancel_futures=True)
-        made.close()
-
-
-def _empty(size: int, pin: bool) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=pin)

@@ -1,0 +1,54 @@
+"""Devices by name; the GPU that starts early is started only where it is meant."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitkit
+from vitkit import devices
+
+CODE = """
+import sys, threading
+from vitkit import devices
+began = []
+devices._start_cuda = lambda: began.append(threading.current_thread())
+for name in sys.argv[1:]:
+    devices.start_device(name)
+assert "torch" not in sys.modules
+[thread.join() for thread in began]
+print(len(began), threading.main_thread() in began)
+"""
+
+
+@pytest.mark.parametrize(("names", "count"), [(["auto"], 1), (["cuda:0", "cuda"], 2), (["cpu", "cuda:1", "mps"], 0)])
+def test_the_first_gpu_starts_beside_the_import_of_torch(names: list[str], count: int) -> None:
+    ran = subprocess.run([sys.executable, "-c", CODE, *names], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{count} False\n"
+
+
+def test_nothing_starts_once_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(devices, "_start_cuda", start)
+    devices.start_device("auto")
+
+
+def test_a_machine_without_a_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", missing)
+    devices._start_cuda()
+
+
+def test_load_takes_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = vitkit.save(vitkit.create("vit-ti/16", num_classes=2, num_hidden_layers=1), tmp_path / "tiny.safetensors")
+    monkeypatch.setattr("vitkit.checkpoints.reading.find_device", lambda name: torch.device("meta"))
+    assert {str(p.device) for p in vitkit.load(path, device="auto").parameters()} == {"meta"}
+    assert {str(p.device) for p in vitkit.load(path, device="cpu").parameters()} == {"cpu"}
