@@ -261,8 +261,9 @@ class Memory:
                 self.seen.append(memory(pid))
 
     def floors(self) -> list[float]:
-        """Return the least value of each minute."""
-        return [min(self.seen[i : i + 60]) for i in range(0, len(self.seen), 60)]
+        """Return the least value of each minute; a last one of a few seconds says little and is left out."""
+        minutes = [self.seen[i : i + 60] for i in range(0, len(self.seen), 60)]
+        return [min(one) for one in minutes if len(one) >= 30 or len(minutes) == 1]
 
 
 def percentiles(times: list[float]) -> str:
@@ -312,7 +313,8 @@ def attack(seconds: float, seed: int, state: Path | None = None) -> int:
     growth = floors[-1] / floors[STEADY] - 1 if len(floors) > 2 * STEADY else 0.0
     print(
         f"http: {sum(counts.values()):,} hostile requests in {rest:.0f} s, seed {seed}; honest under attack: "
-        f"{len(times):,} requests, {len(lost)} lost {sorted(Counter(lost).items()) or ''}, {percentiles(times)}; "
+        f"{len(times):,} requests, {len(lost)} lost {sorted(Counter(lost).items()) or ''}, {percentiles(times)} "
+        f"({np.percentile(times, 99) / np.percentile(quiet, 99):.1f} times the quiet p99); "
         f"memory by minute: {', '.join(f'{one:.0f}' for one in floors)} MB; "
         + ("still answering" if alive else "NO LONGER ANSWERING")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -19,7 +20,11 @@ from typer.testing import CliRunner
 from benchmarks.fuzz_serve import bomb, good, multipart, parse, picture, request, save_tiny, send, serving
 from tests.server.conftest import files, photo
 from vitkit.errors import Busy, ConfigError
+from vitkit.server import service as service_module
+from vitkit.server import uploads
 from vitkit.server.fair import LARGE, NICE, Budget, FairPool, trim
+from vitkit.server.middleware import RequestContext
+from vitkit.server.uploads import Upload
 
 JSON = {"Content-Type": "application/json"}
 
@@ -349,3 +354,99 @@ def test_json_with_too_many_images_is_not_parsed(client_with, monkeypatch: pytes
         answer = client.post("/v1/predict", content=body, headers=JSON)
         assert answer.status_code == 413
         assert "at most 3 images per request; got 1000." in answer.json()["error"]
+
+
+@pytest.mark.parametrize("piece", [1, 5, 7, 2**20])
+def test_counting_piece_by_piece_misses_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PIECE", piece)
+    body = b'{"images": [{"data": "AA=="}, {"data": "data"}, {"name": "data"}]}' * 3
+    assert uploads._count(body, b'"data"') == body.count(b'"data"') == 12
+    assert uploads._count(body, b",") == body.count(b",")
+
+
+def test_predictions_do_not_wait_for_explanations(client_with) -> None:
+    service = client_with().app.service
+    hold, started = threading.Event(), threading.Event()
+    upload = Upload("a.png", photo())
+
+    def explain(model, x) -> str:
+        started.set()
+        assert hold.wait(60)
+        return "done"
+
+    async def both() -> str:
+        explaining = asyncio.ensure_future(service.explain(upload, explain))
+        await asyncio.to_thread(started.wait, 60)
+        await asyncio.wait_for(service.predict([upload], 1), 60)
+        await asyncio.wait_for(service.embed([upload]), 60)
+        hold.set()
+        return await explaining
+
+    assert asyncio.run(both()) == "done"
+
+
+def test_a_single_small_image_takes_one_turn(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, turns = client_with(max_request_megapixels=50), list[int]()
+    service = client.app.service
+    submit = service.pool.submit
+    monkeypatch.setattr(service.pool, "submit", lambda who, size, work: turns.append(size) or submit(who, size, work))
+    assert client.post("/v1/predict", files=files(photo())).status_code == 200
+    assert turns == [0]
+    turns.clear()
+    assert client.post("/v1/predict", files=files(photo(), photo(1))).status_code == 200
+    assert turns == [0, 48 * 40, 48 * 40]
+    turns.clear()
+    assert client.post("/v1/predict", files=files(photo(size=(600, 600)))).status_code == 200  # over a 200th of 50
+    assert turns == [0, 600 * 600]
+
+
+def test_nobody_waits_for_large_images(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is decoded, batches of others start without the delay in which they would wait for it."""
+    monkeypatch.setattr("vitkit.server.service.LARGE", 100 * 100)
+    client = client_with(max_delay=10.0)
+    service, hold = client.app.service, threading.Event()
+    decode = service_module.to_pixels
+    monkeypatch.setattr(service_module, "to_pixels", lambda one, spec: hold.wait(60) and decode(one, spec))
+
+    async def both() -> tuple[int, int]:
+        large = asyncio.ensure_future(service.predict([Upload("large.png", photo(size=(101, 100)))] * 2, 1))
+        while service.logits.coming or not service.budget.held:  # reserved, measured, and being decoded
+            await asyncio.sleep(0.01)
+        waiting = service.logits.held
+        hold.set()
+        await large
+        return waiting, service.logits.coming
+
+    assert asyncio.run(asyncio.wait_for(both(), 60)) == (2, 0)
+
+
+def test_a_body_has_one_timer(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer for each part made slow bodies expensive, of which a client can send many."""
+    middleware, timers = client_with().app, list[float]()
+    timeout = asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: timers.append(seconds) or timeout(seconds))
+    parts = [{"type": "http.request", "body": b"x", "more_body": i < 49} for i in range(50)]
+
+    async def receive() -> dict:
+        return parts.pop(0)
+
+    context = RequestContext(middleware, receive, receive, {}, time.monotonic() + 30)
+    context.arrive()
+    asyncio.run(context.gather())
+    assert len(timers) == 1
+    assert (context.size, len(context.parts), context.working) == (50, 50, True)
+    context.leave()
+
+
+def test_a_request_that_is_too_late_anyway_can_be_evicted(client_with) -> None:
+    """Two timeouts in one turn of the event loop must not fail the request that needs the room."""
+
+    async def late() -> RequestContext:
+        context = RequestContext(client_with().app, None, None, {}, time.monotonic() + 30)  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0) as context.timer:
+                await asyncio.sleep(60)
+        context.evict("others arrive")
+        return context
+
+    assert asyncio.run(late()).why == "others arrive"

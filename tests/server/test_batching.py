@@ -74,6 +74,32 @@ def test_one_who_gives_up_is_not_waited_for() -> None:
     batcher.close()
 
 
+def test_what_takes_long_is_not_waited_for() -> None:
+    batcher = make(Recorder(), max_delay=3600.0)
+    with batcher.reserve(3) as late:
+        late.expect(0)
+        assert ask(batcher, 5) == 10
+        assert late(1).result(20) == 2
+    assert batcher.held == batcher.coming == 0
+    batcher.close()
+
+
+def test_of_a_reservation_a_part_may_be_expected() -> None:
+    run = Recorder()
+    batcher = make(run, max_delay=3600.0)
+    with batcher.reserve(3) as submit:
+        submit.expect(2)
+        answers = [submit(1)]
+        assert batcher.coming == 2  # two are left, and both may be the ones that come soon
+        answers.append(submit(2))
+        assert batcher.coming == 1
+        answers.append(submit(3))
+        assert [one.result(20) for one in answers] == [2, 4, 6]
+    assert run.batches == [[1, 2, 3]]
+    assert batcher.held == batcher.coming == 0
+    batcher.close()
+
+
 def test_many_share_batches_while_the_model_runs() -> None:
     run = Recorder(0.02)
     batcher = make(run, max_batch=8)

@@ -2,9 +2,9 @@
 
 A request reserves room before its images are decoded, and submits them afterwards. A batch starts when it is full, when
 no more images are expected, or when its first image has waited `max_delay`. Expected images are those reserved but not
-yet submitted and, for a moment after a batch, as many as that batch held, because clients often ask again soon. So a
-single user never waits, many users share batches, and the next batch gathers while the model runs. The number of
-reserved items is bounded, and `close` answers all of them before it returns.
+yet submitted, unless they take long to decode, and, for a moment after a batch, as many as that batch held, because
+clients often ask again soon. So a single user never waits, many users share batches, and the next batch gathers while
+the model runs. The number of reserved items is bounded, and `close` answers all of them before it returns.
 """
 
 from __future__ import annotations
@@ -32,6 +32,31 @@ class _Waiting(Generic[T, R]):
     since: float
 
 
+class Reservation(Generic[T, R]):
+    """Room for some items; call it to submit one of them.
+
+    Args:
+        batcher: where the room is.
+        count: number of items, all of which are expected soon.
+    """
+
+    def __init__(self, batcher: Batcher[T, R], count: int) -> None:
+        self._batcher, self._unused, self._expected = batcher, count, count
+
+    def __call__(self, item: T) -> Future[R]:
+        """Submit an item."""
+        assert self._unused > 0, "more items than were reserved"
+        self._unused -= 1
+        answer = self._batcher.enqueue(item)
+        self.expect(min(self._expected, self._unused))
+        return answer
+
+    def expect(self, count: int) -> None:
+        """Say how many of the items will be submitted soon: a batch may wait for them, and for no others."""
+        self._batcher.expect(count - self._expected)
+        self._expected = count
+
+
 class Batcher(Generic[T, R]):
     """Gather items into batches and run them in a thread of its own.
 
@@ -55,7 +80,7 @@ class Batcher(Generic[T, R]):
         self.run, self.max_batch, self.max_delay, self.max_queue = run, max_batch, max_delay, max_queue
         self.observe = observe
         self.held = 0  # reserved and not yet released
-        self.coming = 0  # reserved and not yet submitted
+        self.coming = 0  # reserved, not yet submitted, and expected soon
         self.rate = 0.0  # moving average of items per second
         self._last = 0  # size of the last batch
         self._ended = -math.inf  # when it ended
@@ -69,8 +94,8 @@ class Batcher(Generic[T, R]):
         self._thread.start()
 
     @contextmanager
-    def reserve(self, count: int = 1) -> Iterator[Callable[[T], Future[R]]]:
-        """Reserve room for `count` items inside a `with` block, and yield the function that submits one of them.
+    def reserve(self, count: int = 1) -> Iterator[Reservation[T, R]]:
+        """Reserve room for `count` items inside a `with` block.
 
         Raises:
             Busy: there is no room, or the batcher is closing.
@@ -85,21 +110,19 @@ class Batcher(Generic[T, R]):
                 )
             self.held += count
             self.coming += count
-        unused = count
-
-        def submit(item: T) -> Future[R]:
-            nonlocal unused
-            assert unused > 0, "more items than were reserved"
-            unused -= 1
-            return self._enqueue(item)
-
+        reservation = Reservation(self, count)
         try:
-            yield submit
+            yield reservation
         finally:
             with self._changed:
                 self.held -= count
-                self.coming -= unused
-                self._changed.notify_all()
+            reservation.expect(0)
+
+    def expect(self, change: int) -> None:
+        """Add to the number of items that are expected soon."""
+        with self._changed:
+            self.coming += change
+            self._changed.notify_all()
 
     def retry_after(self) -> int:
         """Seconds after which a client should try again."""
@@ -112,10 +135,10 @@ class Batcher(Generic[T, R]):
             self._changed.notify_all()
         self._thread.join()
 
-    def _enqueue(self, item: T) -> Future[R]:
+    def enqueue(self, item: T) -> Future[R]:
+        """Add an item to the next batch."""
         answer: Future[R] = Future()
         with self._changed:
-            self.coming -= 1
             self._waiting.append(_Waiting(item, answer, time.perf_counter()))
             self._changed.notify_all()
         return answer

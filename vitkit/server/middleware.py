@@ -7,7 +7,9 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -22,6 +24,7 @@ from vitkit.server.settings import LOCAL
 from vitkit.server.uploads import WrongType
 
 log = logging.getLogger("vitkit")
+T = TypeVar("T")
 
 
 class WrongOrigin(RequestError):
@@ -264,7 +267,7 @@ class RequestContext:
     complete: bool = False
     last: bool = False  # whether to close the connection after the answer
     working: bool = False  # whether it has one of the places for requests in progress
-    timer: asyncio.Timeout | None = None  # of the part that is being waited for
+    timer: asyncio.Timeout | None = None  # of what is being received
     why: str = ""  # why it was evicted
     parts: deque[Message] = field(default_factory=deque)  # of the body, that `gather` has read
 
@@ -279,6 +282,9 @@ class RequestContext:
 
     async def gather(self) -> None:
         """Read the whole body before the app sees the request: one that never ends costs no more than its bytes."""
+        await self._in_time(self._gather)
+
+    async def _gather(self) -> None:
         while self.more:
             message = await self._read()
             if message["type"] == "http.disconnect":
@@ -307,7 +313,7 @@ class RequestContext:
         """Make room for other requests: the next part of the body counts as too late."""
         self.middleware.arriving.pop(self, None)
         self.deadline, self.why = 0.0, why
-        if self.timer is not None:
+        if self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time())
 
     def leave(self) -> None:
@@ -318,16 +324,15 @@ class RequestContext:
 
     async def receive(self) -> Message:
         """Return the next part of the body."""
-        return self.parts.popleft() if self.parts else await self._read()
+        if self.parts:
+            return self.parts.popleft()
+        return await (self._in_time(self._read) if self.more else self.read())  # the latter returns at a disconnect
 
-    async def _read(self) -> Message:
-        if not self.more:
-            return await self.read()  # returns when the client disconnects
+    async def _in_time(self, receive: Callable[[], Awaitable[T]]) -> T:
+        """Receive something before the deadline. One timer for a whole body keeps slow ones cheap."""
         try:
-            if self.why:
-                raise TimeoutError
             async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())) as self.timer:
-                message = await self.read()
+                return await receive()
         except TimeoutError:
             if self.why:
                 raise TooSlow(f"The server is busy: {self.why}. Try again.") from None
@@ -337,6 +342,11 @@ class RequestContext:
             ) from None
         finally:
             self.timer = None
+
+    async def _read(self) -> Message:
+        if self.why:
+            raise TimeoutError
+        message = await self.read()
         self.size += len(message.get("body", b""))
         self.middleware.held += len(message.get("body", b""))
         self.more = bool(message.get("more_body"))

@@ -35,9 +35,8 @@ class RayBatcher(Batcher[T, R]):
             max_batch_size=self.max_batch, batch_wait_timeout_s=self.max_delay
         )(batched)
 
-    def _enqueue(self, item: T) -> Any:
-        with self._changed:
-            self.coming -= 1
+    def enqueue(self, item: T) -> Any:
+        """Add an item to the next batch."""
         return asyncio.ensure_future(self._batched(item))
 
     def close(self) -> None:

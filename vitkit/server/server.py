@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
+import sys
 import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from PIL import Image
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.errors import ConfigError
+from vitkit.server.accepting import BACKLOG, Listener
 from vitkit.server.middleware import HEAD_BYTES, Middleware
 
 log = logging.getLogger("vitkit")
 HEAD_SECONDS = 10.0  # time in which a request's head must arrive
+SWITCH_SECONDS = 0.0005  # how long a thread runs Python while others wait for their turn; Python's default is 0.005
+# The memory of a large image comes in blocks of this size. The C library takes such large blocks from the system and
+# gives them back at once; smaller ones are kept, and filled with zeros for the next image while all threads wait.
+BLOCK_BYTES = 64 * 2**20
 FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
 
 
@@ -80,6 +89,17 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(loop.call_later, FAREWELL, setattr, self, "should_exit", True)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets, so that every client gets its turn. The event loop of Windows has its own way."""
+        if sockets is None or sys.platform == "win32":
+            await super().startup(sockets)
+            return
+        for bound in sockets:
+            bound.listen(BACKLOG)  # before the server says that it has started
+        await super().startup([])
+        protocol = partial(Protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        self.servers = [Listener(bound, protocol) for bound in sockets]  # type: ignore[misc]
+
     async def shutdown(self, sockets: Any = None) -> None:
         """Answer the requests that were accepted, then log how many there were."""
         await super().shutdown(sockets)
@@ -116,6 +136,14 @@ def is_local(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
 
 
+def prepare_process() -> None:
+    """Keep the pauses short in which one thread of this process stops all others, such as the event loop."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    Image.core.set_block_size(BLOCK_BYTES)  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()  # from now on collections skip the libraries and the model, which takes up to a second
+
+
 def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
@@ -124,6 +152,7 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
         bound: the socket from `listen`.
         log_requests: whether to print every request.
     """
+    prepare_process()
     _server(middleware, log_requests).run(sockets=[bound])
 
 

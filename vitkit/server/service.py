@@ -173,10 +173,12 @@ class Service:
         with batcher.reserve(len(uploads)) as submit:
             try:
                 async with asyncio.timeout(self.settings.answer_seconds):
-                    measuring = self.pool.submit(client, 0, partial(measure_all, uploads, self.spec, self.settings))
+                    measuring = self.pool.submit(client, 0, partial(self._measure, uploads))
                     found: list[Any] = await asyncio.wrap_future(measuring)  # of each image its size, pixels, result
                     places = [i for i, one in enumerate(found) if isinstance(one, int)]
                     total = sum(found[i] for i in places)
+                    if total > LARGE:
+                        submit.expect(0)  # others need not wait for images that take long to decode
                     with self.budget.reserve(client, total):
                         decoding = (
                             self.pool.submit(client, found[i], partial(to_pixels, uploads[i], self.spec))
@@ -200,6 +202,13 @@ class Service:
                     f"No answer within {self.settings.answer_seconds:g} s: the server is overloaded. "
                     f"Try again in {batcher.retry_after()} s."
                 ) from None
+
+    def _measure(self, uploads: Sequence[Upload]) -> list[int | Tensor | VitkitError]:
+        """Return what `measure_all` does; a single small image, whose client need not wait, is decoded at once."""
+        sizes = measure_all(uploads, self.spec, self.settings)
+        if len(sizes) == 1 and isinstance(sizes[0], int) and sizes[0] <= min(LARGE, self.budget.small):
+            return [to_pixels(uploads[0], self.spec)]
+        return list(sizes)
 
     async def predict(self, uploads: Sequence[Upload], top: int) -> list[Prediction | VitkitError]:
         """The most likely classes of each image, or why it cannot be classified.
@@ -245,12 +254,11 @@ class Service:
         return [row if isinstance(row, VitkitError) else next(found) for row in rows]
 
     async def explain(self, upload: Upload, job: Callable[[ViT, Tensor], T]) -> T:
-        """Run job(model, pixels [1, C, H, W]) for one image; jobs run one at a time."""
+        """Run job(model, pixels [1, C, H, W]) for one image; jobs run one at a time, next to the predictions."""
         self.need_model()
 
         def one(x: Tensor) -> T:
-            with self.compute:
-                return job(self.model, self.normalized(x[None]))
+            return job(self.model, self.normalized(x[None]))
 
         found = (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
         assert not isinstance(found, VitkitError)  # one image that is refused raises

@@ -1,0 +1,123 @@
+"""Connections are started for each client in turn, and nothing stops the whole process for long."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from benchmarks.fuzz_serve import parse, request
+from tests.server.conftest import tiny
+from vitkit.server import accepting, server
+from vitkit.server.accepting import Listener
+from vitkit.server.app import create_app
+from vitkit.server.middleware import Middleware
+from vitkit.server.server import Running, listen
+from vitkit.server.service import Service
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the event loop of Windows accepts in its own way")
+several_addresses = pytest.mark.skipif(sys.platform != "linux", reason="needs several local addresses")
+
+
+def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
+
+
+@several_addresses
+def test_a_client_with_many_connections_does_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, loops = list[str](), list[asyncio.AbstractEventLoop]()
+    answer = Middleware.__call__
+
+    async def record(self, scope, receive, send) -> None:
+        loops.append(asyncio.get_running_loop())
+        if scope["type"] == "http":
+            order.append(scope["client"][0])
+        await answer(self, scope, receive, send)
+
+    monkeypatch.setattr(Middleware, "__call__", record)
+    bound = listen("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    with Running(create_app(Service(tiny())), bound):
+        loops[0].call_soon_threadsafe(time.sleep, 1)  # while it sleeps, the connections queue up
+        lines = [connect(port, source) for source in ["127.0.0.2"] * 60 + ["127.0.0.3"]]
+        for line in lines:
+            line.sendall(request("GET", "/healthz"))
+        for line in lines:
+            assert parse(line.recv(65536)).status == 200
+            line.close()
+    assert len(order) == 61
+    assert order.index("127.0.0.3") < 20  # the others of its turn, and those that arrived in the turn before
+
+
+def serve(bound: socket.socket, count: int, close_first: bool = False) -> list[bool]:
+    """Open `count` connections to a Listener; return whether each was greeted."""
+
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport) -> None:
+            transport.write(b"hello")
+            transport.close()
+
+    async def main() -> list[bool]:
+        bound.listen()
+        listener = Listener(bound, Greeter)
+        lines = [connect(bound.getsockname()[1]) for _ in range(count)]
+        if close_first:
+            await asyncio.sleep(0)
+            listener._accept()
+            listener.close()
+            await listener.wait_closed()
+        found = [await asyncio.to_thread(line.recv, 10) == b"hello" for line in lines]
+        for line in lines:
+            line.close()
+        if not close_first:
+            listener.close()
+            await listener.wait_closed()
+        return found
+
+    return asyncio.run(main())
+
+
+def test_what_was_accepted_is_still_served_after_closing() -> None:
+    with listen("127.0.0.1", 0) as bound:
+        assert serve(bound, 20, close_first=True) == [True] * 20
+
+
+def test_no_room_for_connections_is_waited_out(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(accepting, "PAUSE", 0.05)
+    failures = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+
+    class Full(socket.socket):
+        def accept(self):
+            if failures:
+                raise failures.pop()
+            return super().accept()
+
+    with Full() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert serve(bound, 3) == [True] * 3
+    assert "cannot accept more connections for now (Too many open files)" in caplog.text
+
+
+def test_the_process_is_prepared_before_it_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full collection of all objects of the libraries took up to a second, in which nobody was answered."""
+    called: dict[str, object] = {}
+    monkeypatch.setattr(gc, "freeze", lambda: called.update(frozen=True))
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: called.update(seconds=seconds))
+    monkeypatch.setattr(Image.core, "set_block_size", lambda size: called.update(block=size))  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        server, "_server", lambda *a: SimpleNamespace(run=lambda sockets: called.update(ran=len(called)))
+    )
+    server.run(None, None)  # type: ignore[arg-type]
+    assert called.pop("ran") == 3
+    assert called["frozen"]
+    assert called["seconds"] < sys.getswitchinterval()
+    # glibc keeps freed blocks of up to 32 MiB
+    assert called["block"] > 32 * 2**20
