@@ -40,7 +40,7 @@ from vitkit.model.vit import ViT
 from vitkit.speed.fused import Fused
 from vitkit.speed.graph import Graph
 from vitkit.speed.training import TAKES as FUSED_TRAINING
-from vitkit.speed.training import fused_blocks, fused_embedding, refuse_fp8
+from vitkit.speed.training import fused_forward, refuse_fp8
 from vitkit.training.optim import groups, kernels
 from vitkit.training.recipes import RECIPES
 
@@ -105,7 +105,7 @@ def fused(model: ViT) -> None:
 def fused_training(model: ViT) -> None:
     if odd := unfit(model.config, FUSED_TRAINING):  # `fusible` asks the same, and the plain model trains
         raise ConfigError(f"does not take {odd}")
-    close(model.classify(fused_blocks(model, fused_embedding(model, pixels()))), model(pixels()))
+    close(fused_forward(model, pixels()), model(pixels()))
 
 
 def fp8(model: ViT) -> None:

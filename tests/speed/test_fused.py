@@ -3,6 +3,7 @@ the kernels' plain versions run; benchmarks/check.py holds the kernels themselve
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -15,12 +16,12 @@ import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
 from vitkit.speed import training
-from vitkit.speed.differentiable import MLP, bound, small_product
+from vitkit.speed.differentiable import MLP, Dropout, bound, kept, small_product
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
 from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_fp8, to_int8
-from vitkit.speed.training import TrainingForward, fused_forward, refuse_fp8
+from vitkit.speed.training import TrainingForward, dropouts, fused_forward, refuse_fp8
 
 KINDS = {
     "paper": {},
@@ -48,7 +49,7 @@ def test_fused_equals_plain(changes, size) -> None:
         assert relative(Fused(model)(x), model(x)) < 5e-6
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "all extras"])  # layer scale is not fused
+@pytest.mark.parametrize("name", KINDS)
 def test_fused_training_equals_plain_with_gradients(name) -> None:
     model = tiny(num_hidden_layers=3, drop_path_rate=0.4, **KINDS[name]).train()
     x = pixels(5, model.config.num_channels, 32, 32)
@@ -61,6 +62,77 @@ def test_fused_training_equals_plain_with_gradients(name) -> None:
         found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
     for mine, theirs in zip(found[1], found[0], strict=True):
         assert relative(mine, theirs) < 1e-4
+
+
+def dropping_alike(model: nn.Module) -> None:
+    """Make the plain model drop what the fused one drops after the same seed."""
+
+    class Alike(nn.Module):
+        def __init__(self, drops: list) -> None:
+            super().__init__()
+            self.drops = drops
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drops.pop(0)(x.flatten(0, -2)).view(x.shape)
+
+    drops: list = list(dropouts(model, torch.device("cpu")))
+    model.dropout = Alike(drops)
+    for block in model.blocks:
+        block.msa.dropout = block.mlp.dropout = model.dropout
+
+
+@pytest.mark.parametrize("name", ["paper", "all extras", "mean"])
+def test_fused_dropout_equals_the_plain_model_with_the_same_masks(name) -> None:
+    c = {"num_hidden_layers": 3, "hidden_dropout_prob": 0.3, **KINDS[name]}
+    model, found = tiny(**c).train(), []
+    x = pixels(5, 3, 32, 32)
+    torch.manual_seed(3)
+    logits = fused_forward(model, x)
+    other = copy.deepcopy(model)
+    torch.manual_seed(3)
+    dropping_alike(other)
+    for one, logits in ((model, logits), (other, other(x))):
+        (logits.square().mean() + logits[0].sum()).backward()
+        found.append([logits.detach()] + [p.grad for p in one.parameters()])
+    assert not other.dropout.drops  # every place has dropped
+    for mine, theirs in zip(*found, strict=True):
+        assert relative(mine, theirs) < 1e-4
+
+
+def test_a_step_drops_the_same_again_and_another_step_something_else() -> None:
+    model, x = tiny(hidden_dropout_prob=0.3).train(), pixels(2, 3, 32, 32)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(fused_forward(model, x))
+    assert torch.equal(found[0], found[1])
+    assert relative(found[2], found[0]) > 1e-3
+    model.eval()
+    assert torch.equal(fused_forward(model, x), fused_forward(model, x))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_of_every_row_and_column_independently(rate) -> None:
+    M, N = 500, 400
+    keys = torch.randint(-(2**31), 2**31, (8, 2), generator=torch.Generator().manual_seed(4)).int()
+    lost = torch.stack([~kept(key, M, N, rate) for key in keys]).double() - rate
+    deviation = (rate * (1 - rate)) ** 0.5
+    for count, mean in ((M * N, lost.mean((1, 2))), (N, lost.mean(2)), (M, lost.mean(1))):
+        assert (mean.abs() * count**0.5 / deviation).max() < 5  # in standard errors, of at most 4,000 means
+    scaled = lost / deviation
+    for name, a, b in (
+        ("neighbours in a row", scaled[:, :, 1:], scaled[:, :, :-1]),
+        ("neighbours in a column", scaled[:, 1:], scaled[:, :-1]),
+        ("halves", scaled[:, : M // 2], scaled[:, M // 2 :]),
+        ("keys", scaled[1:], scaled[:-1]),
+    ):
+        assert ((a * b).mean((1, 2)) * a[0].numel() ** 0.5).abs().max() < 4.5, name
+
+
+def test_dropout_of_everything_and_of_nothing() -> None:
+    x, key = torch.randn(3, 5), torch.tensor([1, 2], dtype=torch.int32)
+    assert torch.equal(Dropout(key, 0.0)(x), x)
+    assert torch.equal(Dropout(key, 1.0)(x), torch.zeros(3, 5))
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:
@@ -78,13 +150,15 @@ def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:
         assert theirs is None or relative(mine, theirs) < 1e-4
 
 
-def test_fp8_training_is_close_with_gradients() -> None:
-    model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3).train()
+@pytest.mark.parametrize("changes", [{}, {"hidden_dropout_prob": 0.3, "layer_scale": 0.1}])
+def test_fp8_training_is_close_with_gradients(changes) -> None:
+    model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3, **changes).train()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     x, found = pixels(6, 3, 32, 32), []
     for fp8 in (False, True):
         model.zero_grad()
+        torch.manual_seed(3)
         logits = fused_forward(model, x, fp8)
         logits.square().mean().backward()
         found.append((logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -108,7 +182,7 @@ def test_bounds_of_fp8_hold(size) -> None:
 def test_fp8_training_of_zeros_is_finite() -> None:
     u, W1, W2 = (torch.zeros(shape, requires_grad=True) for shape in ((32, 16), (64, 16), (16, 64)))
     b1 = torch.zeros(64, requires_grad=True)
-    y = MLP.apply(u, W1, b1, W2, False, *rows_to_fp8(u.detach()))
+    y = MLP.apply(u, W1, b1, W2, False, None, *rows_to_fp8(u.detach()))
     y.sum().backward()
     assert y.isfinite().all()
     assert all(t.grad.isfinite().all() for t in (u, W1, b1, W2))
@@ -118,8 +192,7 @@ def test_fp8_training_of_zeros_is_finite() -> None:
     ("changes", "device", "why"),
     [
         ({}, "cpu", "a CUDA device; got cpu"),
-        ({"hidden_dropout_prob": 0.1}, "cuda", "a model without dropout and layer scale"),
-        ({"layer_scale": 0.1}, "cuda", "a model without dropout and layer scale"),
+        ({"relative": "offsets"}, "cuda", "a model without relative=offsets"),
         ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),
     ],
 )

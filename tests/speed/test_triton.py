@@ -80,8 +80,27 @@ def norm_with_stochastic_depth() -> list[Tensor]:
 
 def norm_in_fp8() -> list[Tensor]:
     z, branch, bias, weight, shift = leaves((10, 24), (10, 24), (24,), (24,), (24,))
-    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, True)
+    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, None, True)
     return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
+
+
+def key() -> Tensor:
+    return torch.randint(-(2**31), 2**31, (2,)).int()
+
+
+def dropout() -> list[Tensor]:
+    (x,) = leaves((50, 70))
+    rates = (0.0, 0.1, 0.5, 0.9)
+    outputs = tuple(differentiable.Drop.apply(x, differentiable.Dropout(key(), rate)) for rate in rates)
+    return gradients(outputs, [x])
+
+
+def norm_with_dropout() -> list[Tensor]:
+    z, branch, bias, weight, shift = leaves((15, 24), (15, 24), (24,), (24,), (24,))
+    keep, drop = torch.tensor([0.0, 1.25, 1.25]), differentiable.Dropout(key(), 0.3)
+    outputs = differentiable.AddNorm.apply(z, branch, bias, keep, weight, shift, 1e-6, drop)
+    outputs += differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, drop)
+    return gradients(outputs, [z, branch, bias, weight, shift])
 
 
 def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
@@ -93,13 +112,13 @@ def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
     return run
 
 
-def mlp(tanh: bool, fp8: bool) -> Callable[[], list[Tensor]]:
+def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
         small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
-        return gradients(
-            (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, *small),), [u, weight1, bias1, weight2]
-        )
+        drop = differentiable.Dropout(key(), rate) if rate else None
+        outputs = (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, drop, *small),)
+        return gradients(outputs, [u, weight1, bias1, weight2])
 
     return run
 
@@ -116,6 +135,10 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "norm of a sum": (norm_of_a_sum, 1e-5),
     "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5),
     "norm in fp8": (norm_in_fp8, ROUNDED),
+    "dropout": (dropout, 1e-6),
+    "norm with dropout": (norm_with_dropout, 1e-5),
+    "mlp with dropout": (mlp(False, False, 0.3), 1e-5),
+    "mlp with dropout in fp8": (mlp(False, True, 0.3), ROUNDED),
     "three parts": (parts(3, False), 1e-5),
     "two parts": (parts(2, False), 1e-5),
     "mlp": (mlp(False, False), 1e-5),
@@ -146,10 +169,12 @@ def work(kernel: Any, sizes: dict[str, int], fp8: bool) -> tuple[int, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    fixed = {"TANH": False, "FP8_TOO": fp8, **sizes}
+    fixed = {"TANH": False, "DROP": True, "FP8_TOO": fp8, **sizes}
     types = {"small": "*fp8e4nv" if fp8 else "*bf16", "scales": "*fp32", "sums": "*fp32", "rows": "i32", "N": "i32"}
+    types |= {"key": "*i32", "limit": "i32", "scale": "fp32"}
     signature = {name: "constexpr" if name in fixed else types.get(name, "*bf16") for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind != "constexpr"}
+    odd = ("constexpr", "fp32")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind not in odd}
     found = compile(
         ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned),
         target=GPUTarget("cuda", 90, 32),

@@ -4,6 +4,8 @@ Plain torch reads and writes the tokens once for every bias, residual sum, Layer
 for the gradient of each bias. Here
   - a LayerNorm also adds the bias and the residual before it, and computes their gradients (`AddNorm`);
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
+  - dropout is a factor inside these kernels: a hash of its key and of the element's number says what is kept, so no mask
+    is stored, and the backward pass computes it again (`kept`);
   - the gradients of q, k and v are concatenated, and summed for their bias, in one pass (`Parts`).
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
@@ -18,7 +20,7 @@ Legend: B images, T tokens, M = B T rows, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,56 @@ from vitkit.speed.kernels import FP8, FP8_MAX, by_triton, multiply, processors, 
 
 Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
+
+
+class Dropout(NamedTuple):
+    """Dropout at one place of a model, in one forward pass.
+
+    Args:
+        key: [2], random 32-bit integers.
+        rate: share of the elements that become 0.
+    """
+
+    key: Tensor
+    rate: float
+
+    @property
+    def scale(self) -> float:
+        """What an element that is kept is multiplied by."""
+        return 1 / (1 - self.rate) if self.rate < 1 else 0.0
+
+    def launch(self) -> tuple[Tensor, int, float]:
+        """Return the arguments of the kernels: key, limit, scale. A signed hash below the limit is dropped."""
+        return self.key, min(round(self.rate * 2**32) - 2**31, 2**31 - 1), self.scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x, [M, N], after dropout, in plain torch."""
+        return x * kept(self.key, *x.shape, self.rate) * self.scale
+
+
+def kept(key: Tensor, M: int, N: int, rate: float) -> Tensor:
+    """Return which elements of a matrix dropout keeps, [M, N]: those whose hash is large enough.
+
+    The numbers of the elements, far apart by a multiplication, pass the two rounds of Wellons' lowbias32, each with a
+    part of the key.
+
+    Args:
+        key: [2], random 32-bit integers.
+        M: rows.
+        N: columns.
+        rate: share of the elements that is dropped.
+    """
+    low = 2**32 - 1
+    first, second = (word & low for word in key.long().unbind())
+    x = torch.arange(M * N, device=key.device) * 0x9E3779B9 + first & low
+    x = ((x ^ (x >> 16)) * 0x7FEB352D & low) ^ second
+    x = (x ^ (x >> 15)) * 0x846CA68B & low
+    return ((x ^ 2**31) >= min(round(rate * 2**32), low)).view(M, N)        # the order of signed numbers
+
+
+def dropout_arguments(drop: Dropout | None, x: Tensor) -> tuple[Tensor, int, float]:
+    """Return the kernels' arguments for a dropout, or such as a kernel without one ignores."""
+    return (x, 0, 1.0) if drop is None else drop.launch()
 
 
 def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None:
@@ -101,12 +153,42 @@ class Embed(torch.autograd.Function):
         return None, weight_gradient(dz, flat, ctx.needs_input_grad[1]), of_table
 
 
+class Drop(torch.autograd.Function):
+    """Dropout by itself."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, drop: Dropout) -> Tensor:
+        """Map [M, N] to [M, N]."""
+        ctx.drop = drop
+        return dropped(x, drop)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of x."""
+        return dropped(dy.contiguous(), ctx.drop), None
+
+
+def dropped(x: Tensor, drop: Dropout) -> Tensor:
+    """Return x, [M, N], after dropout."""
+    if not by_triton(x):
+        return drop(x).to(x.dtype)
+    import triton
+
+    from vitkit.speed import triton_training
+
+    out = torch.empty_like(x)
+    triton_training.drop[(triton.cdiv(x.numel(), 2048),)](x, out, *drop.launch(), x.numel(), BLOCK=2048, num_warps=4)
+    return out
+
+
 class AddNorm(torch.autograd.Function):
-    """(z', LN(z')) with z' = z + keep (branch + bias): the residual sum and the LayerNorm that follows."""
+    """(z', LN(z')) with z' = z + keep dropout(branch + bias): the residual sum and the LayerNorm that follows."""
 
     @staticmethod
     def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
-                weight: Tensor, shift: Tensor, eps: float, fp8: bool = False) -> tuple[Tensor, ...]:
+                weight: Tensor, shift: Tensor, eps: float, drop: Dropout | None = None,
+                fp8: bool = False) -> tuple[Tensor, ...]:
         """Return the sum and its LayerNorm; with `fp8`, also the LayerNorm in fp8 and its row scales.
 
         Args:
@@ -118,6 +200,7 @@ class AddNorm(torch.autograd.Function):
             weight: [D] of the LayerNorm.
             shift: [D], its bias.
             eps: of the LayerNorm.
+            drop: dropout of the branch and its bias; None for none.
             fp8: whether an fp8 product reads the result.
         """
         (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
@@ -132,13 +215,14 @@ class AddNorm(torch.autograd.Function):
             small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if fp8 else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
-                keep if keep is not None else weight, weight, shift, total, u, mean, rstd, *(small or (u, mean)),
-                tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None, FP8_TOO=fp8,
-                WIDTH=triton.next_power_of_2(D), num_warps=1)
+                keep if keep is not None else weight, *dropout_arguments(drop, weight), weight, shift, total, u, mean, rstd,
+                *(small or (u, mean)), tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None,
+                DROP=drop is not None, FP8_TOO=fp8, WIDTH=triton.next_power_of_2(D), num_warps=1)
         else:
             added = torch.zeros_like(z, dtype=torch.float32)
             if branch is not None and bias is not None:
                 added = branch.float() + bias
+                added = added if drop is None else drop(added)
                 added = added if keep is None else (added.view(len(keep), -1) * keep[:, None]).view(M, D)
             total = (z.float() + added).to(z.dtype)
             x = total.float()
@@ -146,7 +230,7 @@ class AddNorm(torch.autograd.Function):
             exact = (x - mean[:, None]) * rstd[:, None] * weight + shift
             u, small = exact.to(z.dtype), rows_to_fp8(exact) if fp8 else ()
         ctx.save_for_backward(total, weight, keep, mean, rstd)
-        ctx.added = branch is not None
+        ctx.added, ctx.drop = branch is not None, drop
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*small)
         return (z.view_as(z) if branch is None else total), u, *small
@@ -164,14 +248,15 @@ class AddNorm(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            count, apart = 8 * processors(z), keep is not None
+            count, drop = 8 * processors(z), ctx.drop
             dz = torch.empty_like(z)
-            dbranch = torch.empty_like(z) if apart else dz
+            dbranch = dz if keep is None and drop is None else torch.empty_like(z)
             sums = torch.empty(count, 3, D, device=z.device)
             triton_training.norm_backward[(count,)](
                 z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
-                dz, dbranch, sums, M, tokens, D, HAS_DZ=dz_in is not None, APART=apart, HAS_KEEP=keep is not None,
-                PROGRAMS=count, TURNS=triton.cdiv(M, count), WIDTH=triton.next_power_of_2(D), num_warps=1)
+                *dropout_arguments(drop, weight), dz, dbranch, sums, M, tokens, D, HAS_DZ=dz_in is not None,
+                HAS_KEEP=keep is not None, DROP=drop is not None, PROGRAMS=count, TURNS=triton.cdiv(M, count),
+                WIDTH=triton.next_power_of_2(D), num_warps=1)
             of_weight, of_shift, of_bias = sums.sum(0)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
@@ -180,11 +265,12 @@ class AddNorm(torch.autograd.Function):
             whole = rstd[:, None] * (g - g.mean(1, keepdim=True) - x * (g * x).mean(1, keepdim=True))
             whole = whole if dz_in is None else whole + dz_in.float()
             dz = whole.to(z.dtype)
-            scaled = whole if keep is None else (whole.view(len(keep), -1) * keep[:, None]).view(M, D)
+            scaled = whole if ctx.drop is None else ctx.drop(whole)
+            scaled = scaled if keep is None else (scaled.view(len(keep), -1) * keep[:, None]).view(M, D)
             dbranch, of_bias = scaled.to(z.dtype), scaled.sum(0)
         if not ctx.added:
-            return dz, None, None, None, of_weight, of_shift, None, None
-        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None
+            return dz, None, None, None, of_weight, of_shift, None, None, None
+        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None
 
 
 class Parts(torch.autograd.Function):
@@ -255,11 +341,11 @@ class Product(torch.autograd.Function):
 
 
 class MLP(torch.autograd.Function):
-    """GELU(u W_1 + b_1) W_2: both layers of an MLP; AddNorm adds the second bias."""
+    """dropout(GELU(u W_1 + b_1)) W_2: both layers of an MLP; AddNorm adds the second bias."""
 
     @staticmethod
     def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool,
-                small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+                drop: Dropout | None = None, small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
         """Map [M, D] to [M, D].
 
         Args:
@@ -269,6 +355,7 @@ class MLP(torch.autograd.Function):
             bias1: [H].
             weight2: [D, H].
             tanh: whether GELU is the tanh approximation.
+            drop: dropout after the GELU; None for none.
             small: u in fp8, to run the products in fp8; None for u's own type.
             scale: [M], scales of `small`.
         """
@@ -277,6 +364,7 @@ class MLP(torch.autograd.Function):
             h, scales = product(u, W1, bias1), None
         else:
             h, scales = small_product((small, scale), W1, bias1, lengths), bound(scale, lengths, bias1)
+            scales = scales if drop is None else scales * max(drop.scale, 1.0)
         M, N = h.shape
         inner = torch.empty_like(h, dtype=FP8) if scales is not None else None
         if by_triton(u):
@@ -286,26 +374,29 @@ class MLP(torch.autograd.Function):
 
             g, block = torch.empty_like(h), min(1024, triton.next_power_of_2(N))
             triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, 4))](
-                h, g, inner if inner is not None else g, scales if scales is not None else g, M, N, TANH=tanh,
-                FP8_TOO=inner is not None, STEP=4, BLOCK=block, num_warps=4)
+                h, g, inner if inner is not None else g, scales if scales is not None else g,
+                *dropout_arguments(drop, g), M, N, TANH=tanh, DROP=drop is not None, FP8_TOO=inner is not None, STEP=4,
+                BLOCK=block, num_warps=4)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
+            g = g if drop is None else drop(g).to(g.dtype)
             if inner is not None and scales is not None:
                 inner.copy_(to_fp8(g, scales[:, None]))
         ctx.save_for_backward(u, h, g, W1, W2)
-        ctx.tanh, ctx.fp8 = tanh, scales is not None
+        ctx.tanh, ctx.drop, ctx.fp8 = tanh, drop, scales is not None
         return product(g, W2) if inner is None or scales is None else small_product((inner, scales), W2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of u, both weights and the first bias."""
-        u, h, g, W1, W2 = ctx.saved_tensors
+        (u, h, g, W1, W2), drop = ctx.saved_tensors, ctx.drop
         dy = dy.to(u.dtype).contiguous()
         M, N = h.shape
         if ctx.fp8:
             small, lengths = rows_to_fp8(dy), torch.empty(N, device=u.device)
             dh, scales = small_product(small, W2.mT.contiguous(), None, lengths), bound(small[1], lengths)
+            scales = scales if drop is None else scales * max(drop.scale, 1.0)
         else:
             dh, scales = dy @ W2, None
         inner = torch.empty_like(dh, dtype=FP8) if ctx.fp8 else None
@@ -317,14 +408,15 @@ class MLP(torch.autograd.Function):
             rows, block = 128, min(256, triton.next_power_of_2(N))
             sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
             triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
-                h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums, M, N,
-                TANH=ctx.tanh, FP8_TOO=ctx.fp8, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+                h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums,
+                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, DROP=drop is not None, FP8_TOO=ctx.fp8, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
             of_bias = sums.sum(0)
         else:
+            dh = dh if drop is None else drop(dh).to(dh.dtype)
             dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
             of_bias = dh.float().sum(0)
             if inner is not None and scales is not None:
                 inner.copy_(to_fp8(dh, scales[:, None]))
         du = dh @ W1 if inner is None or scales is None else small_product((inner, scales), W1.mT.contiguous())
         return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
-                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None)
+                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None)

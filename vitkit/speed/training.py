@@ -1,8 +1,8 @@
 """The model's forward for training on CUDA in bf16, by the fused parts of differentiable.py.
 
-They apply where there is no dropout and no layer scale; the residual stream is then bf16 too. Elsewhere
-`TrainingForward` runs the model itself. The parameters are the model's own, and the logits are the same numbers up to
-rounding.
+The residual stream is bf16 too. Models that these parts do not compute run as they are (`TrainingForward`). The
+parameters are the model's own, and the logits are the same numbers up to rounding; with dropout, a hash chooses what is
+dropped, where the plain model draws random numbers.
 
 Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D width, h heads, d = D / h.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from vitkit.model.parts.layers import Residual, drop_path
 from vitkit.model.vit import ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
+from vitkit.speed.differentiable import Dropout
 from vitkit.speed.kernels import flat_patches
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
@@ -37,10 +40,9 @@ log = logging.getLogger("vitkit")
 
 def fusible(model: ViT, x: Tensor) -> bool:
     """Tell whether the fused parts apply to this model and these pixels in the current autocast and gradient modes."""
-    c = model.config
     return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and c.layer_scale is None and not unfit(c, TAKES)
-            and not (model.training and c.hidden_dropout_prob) and importlib.util.find_spec("triton") is not None)
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16 and not unfit(model.config, TAKES)
+            and importlib.util.find_spec("triton") is not None)
 
 
 def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
@@ -56,19 +58,34 @@ def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
     heads = {len(c.heads_of(layer)) for layer in range(c.num_hidden_layers)}
     widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
     for wrong, why in ((device.type != "cuda", f"a CUDA device; got {device.type}"),
-                       (c.hidden_dropout_prob or c.layer_scale is not None, "a model without dropout and layer scale"),
                        (unfit(c, TAKES), f"a model without {', '.join(unfit(c, TAKES))}"),
                        (any(width % 16 for width in widths), "widths that are multiples of 16")):
         if wrong:
             raise ConfigError(f"--precision fp8 needs {why}. Use --precision bf16.")
 
 
-def fused_embedding(model: ViT, x: Tensor) -> Tensor:
+def dropouts(model: ViT, device: torch.device) -> Iterator[Dropout | None]:
+    """Yield the dropout of each place, in the order of the forward pass: after the embedding, and in every block after
+    attention, after the GELU and after the MLP. None where there is none.
+
+    Args:
+        model: a ViT.
+        device: whose generator draws the keys.
+    """
+    rate, places = model.config.hidden_dropout_prob, 1 + 3 * len(model.blocks)
+    if not (model.training and rate > 0):
+        return repeat(None)
+    keys = torch.randint(-(2**31), 2**31, (places, 2), device=device).int()
+    return (Dropout(key, rate) for key in keys)
+
+
+def fused_embedding(model: ViT, x: Tensor, drop: Dropout | None = None) -> Tensor:
     """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D], bf16 on CUDA.
 
     Args:
-        model: a ViT without dropout.
+        model: a ViT.
         x: pixels; they get no gradient.
+        drop: dropout of the result; None for none.
     """
     x, c, projection = validate_and_pad(x, model.config), model.config, model.patch_embedding.projection
     positions = model.positions((x.shape[2] // c.patch_size, x.shape[3] // c.patch_size))[0]
@@ -79,6 +96,7 @@ def fused_embedding(model: ViT, x: Tensor) -> Tensor:
         rows.insert(0, model.class_token[0] + positions[:1])
     flat = flat_patches(x, c.patch_size, c.num_prefix_tokens, torch.bfloat16 if x.is_cuda else x.dtype)
     z = differentiable.Embed.apply(flat, projection.weight.flatten(1), torch.cat(rows))
+    z = z if drop is None else differentiable.Drop.apply(z, drop)
     return z.view(len(x), -1, c.hidden_size)
 
 
@@ -90,31 +108,39 @@ def fused_forward(model: ViT, x: Tensor, fp8: bool = False) -> Tensor:
         x: pixels.
         fp8: whether the products of qkv and the MLP run in fp8, those of weights' gradients excepted.
     """
-    return model.classify(fused_blocks(model, fused_embedding(model, x), fp8))
+    drops = dropouts(model, x.device)
+    return model.classify(fused_blocks(model, fused_embedding(model, x, next(drops)), drops, fp8))
 
 
-def fused_blocks(model: ViT, z: Tensor, fp8: bool = False) -> Tensor:
+def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bool = False) -> Tensor:
     """Eqs. 2 to 4 by fused parts: z_0 [B, T, D] -> y [B, D].
 
     Args:
         model: a ViT to which they apply.
         z: in the type that the residual stream is to have; on CUDA that of matrix products.
+        drops: the blocks' part of `dropouts`.
         fp8: see `fused_forward`.
     """
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
-    branch = bias = keep = None
+    branch = bias = keep = drop = None
 
     def read(norm: nn.Module, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
         """z with the latest branch added, its LayerNorm, and that in fp8 with its scales if `fp8`."""
         assert isinstance(norm, nn.LayerNorm)
         total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
-                                                        fp8)
+                                                        drop, fp8)
         return total, u, small
 
     def chance(residual: Residual) -> Tensor | None:
         """[B], what stochastic depth multiplies a branch with; None if it does nothing."""
         return drop_path(B, residual.rate, z.device) if residual.training and residual.rate > 0 else None
+
+    def last(layer: nn.Linear, residual: Residual) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the last layer of a branch, layer scale included: it costs no pass over the tokens, and
+        its gradient follows from the weight's."""
+        W, b, gamma = layer.weight, layer.bias, residual.gamma
+        return (W, b) if gamma is None else (W * gamma[:, None], b * gamma)
 
     for block in model.blocks:
         msa, mlp = block.msa, block.mlp
@@ -130,12 +156,14 @@ def fused_blocks(model: ViT, z: Tensor, fp8: bool = False) -> Tensor:
         q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
-        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(stream), -1), msa.out.weight)   # Eqs. 6-8
-        bias, keep = msa.out.bias, chance(block.residual1)
+        W, bias = last(msa.out, block.residual1)
+        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(stream), -1), W)      # Eqs. 6-8
+        drop, keep = next(drops), chance(block.residual1)
         stream, u, small = read(block.norm2, fp8)                                                  # Eq. 2
-        branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, c.hidden_act == "gelu_tanh",
+        W, bias = last(mlp.fc2, block.residual2)
+        branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, W, c.hidden_act == "gelu_tanh", next(drops),
                                           *small)
-        bias, keep = mlp.fc2.bias, chance(block.residual2)                                         # Eq. 3, by `read`
+        drop, keep = next(drops), chance(block.residual2)                                          # Eq. 3, by `read`
     stream, u, _ = read(model.norm)
     if c.pool == "cls":
         return u                                                                                   # Eq. 4

@@ -11,8 +11,27 @@ import triton.language as tl
 
 
 @triton.jit
-def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd_at, small, scales, tokens, D, eps,
-                 HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, FP8_TOO: tl.constexpr, WIDTH: tl.constexpr):
+def kept(at, key, limit):
+    """See differentiable.kept; `at` are the numbers of the elements, of which the lower 32 bits count."""
+    x = at.to(tl.uint32) * 0x9E3779B9 + tl.load(key).to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = x ^ tl.load(key + 1).to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x.to(tl.int32, bitcast=True) >= limit
+
+
+@triton.jit
+def drop(x_at, out, key, limit, scale, size, BLOCK: tl.constexpr):
+    """Dropout of a tensor with `size` elements; a program handles BLOCK of them."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_at + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(out + at, tl.where(kept(at, key, limit), x * scale, 0.0).to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def norm_forward(z, branch, bias, keep, key, limit, scale, weight, shift, total, out, mean_at, rstd_at, small, scales,
+                 tokens, D, eps, HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr,
+                 FP8_TOO: tl.constexpr, WIDTH: tl.constexpr):
     """See differentiable.AddNorm; one program handles one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -22,6 +41,8 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
     if HAS_BRANCH:
         b = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
         b += tl.load(bias + column, mask=inside, other=0.0)
+        if DROP:
+            b = tl.where(kept(at, key, limit), b * scale, 0.0)
         if HAS_KEEP:
             b *= tl.load(keep + row // tokens)
         x = (x + b).to(total.dtype.element_ty)
@@ -43,8 +64,8 @@ def norm_forward(z, branch, bias, keep, weight, shift, total, out, mean_at, rstd
 
 
 @triton.jit
-def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sums, rows, tokens, D,
-                  HAS_DZ: tl.constexpr, APART: tl.constexpr, HAS_KEEP: tl.constexpr, PROGRAMS: tl.constexpr,
+def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, key, limit, scale, dz, dbranch, sums, rows, tokens, D,
+                  HAS_DZ: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
                   TURNS: tl.constexpr, WIDTH: tl.constexpr):
     """See differentiable.AddNorm; a program handles every PROGRAMS-th row, TURNS in all, and writes sums [3, D]."""
     program = tl.program_id(0)
@@ -68,9 +89,11 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, dz, dbranch, sum
         if HAS_DZ:
             dx += tl.load(dz_in + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=inside)
+        if DROP:
+            dx = tl.where(kept(at, key, limit), dx * scale, 0.0)
         if HAS_KEEP:
             dx *= tl.load(keep + row // tokens, mask=row < rows, other=0.0)
-        if APART:
+        if HAS_KEEP or DROP:
             tl.store(dbranch + at, dx.to(dbranch.dtype.element_ty), mask=inside)
         of_bias += tl.where(inside, dx, 0.0)
     at, wide = program * 3 * D + column, column < D
@@ -115,24 +138,27 @@ def store_small(x, small, scales, first, column, rows, N, inside, STEP: tl.const
 
 
 @triton.jit
-def gelu_forward(h, out, small, scales, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr, STEP: tl.constexpr,
-                 BLOCK: tl.constexpr):
-    """Compute GELU elementwise; with FP8_TOO, also store it in fp8."""
+def gelu_forward(h, out, small, scales, key, limit, scale, rows, N, TANH: tl.constexpr, DROP: tl.constexpr,
+                 FP8_TOO: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute GELU elementwise, with dropout if DROP; with FP8_TOO, also store it in fp8."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1).to(tl.int64) * STEP
     _, inside, at = tile(first, column, rows, N, STEP)
     x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
     p, _ = phi(x, TANH)
-    tl.store(out + at, (x * p).to(out.dtype.element_ty), mask=inside)
+    y = x * p
+    if DROP:
+        y = tl.where(kept(at, key, limit), y * scale, 0.0)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
     if FP8_TOO:
-        store_small(x * p, small, scales, first, column, rows, N, inside, STEP)
+        store_small(y, small, scales, first, column, rows, N, inside, STEP)
 
 
 @triton.jit
-def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr, FP8_TOO: tl.constexpr,
-                  STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Replace the gradient after the GELU by the one before it; with FP8_TOO, also store it in fp8. A program writes
-    the sums of its ROWS rows."""
+def gelu_backward(h, gradient, small, scales, sums, key, limit, scale, rows, N, TANH: tl.constexpr, DROP: tl.constexpr,
+                  FP8_TOO: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Replace the gradient after the GELU and its dropout by the one before them; with FP8_TOO, also store it in fp8.
+    A program writes the sums of its ROWS rows."""
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # reduced over rows once, at the end: it takes a barrier
@@ -142,6 +168,8 @@ def gelu_backward(h, gradient, small, scales, sums, rows, N, TANH: tl.constexpr,
         g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         p, slope = phi(x, TANH)
         g *= p + x * slope
+        if DROP:
+            g = tl.where(kept(at, key, limit), g * scale, 0.0)
         tl.store(gradient + at, g.to(gradient.dtype.element_ty), mask=inside)
         if FP8_TOO:
             store_small(g, small, scales, first + start, column, rows, N, inside, STEP)
