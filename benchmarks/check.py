@@ -62,6 +62,7 @@ def gradients() -> None:
         ("vit-ti/16", 5, {}),
         ("vit-s/32", 3, {"image_size": (160, 256)}),
         ("vit-ti/16", 4, {"pool": "mean"}),
+        ("vit-ti/16", 4, {"layer_scale": 0.1}),
         ("vit-b/16", 8, {}),
     ):
         torch.manual_seed(0)

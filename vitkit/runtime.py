@@ -154,11 +154,6 @@ class Runtime:
             return torch.nn.utils.clip_grad_norm_(parameters, limit)
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights; fp16 skips the update if a gradient overflowed."""
-        self.scaler.step(optimizer)
-        self.scaler.update()
-
     def free_memory(self) -> None:
         """Give memory that nothing uses any more back to the device."""
         import gc
@@ -219,6 +214,28 @@ class Runtime:
             self.wait()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def fetch(values: Tensor) -> Callable[[], list[float]]:
+    """Start to copy a tensor to the CPU; return a function that waits for the copy and returns its numbers.
+
+    Args:
+        values: [n]. What the device computes afterwards is not waited for.
+    """
+    import torch
+
+    if not values.is_cuda:
+        return values.tolist
+    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    there.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> list[float]:
+        copied.synchronize()
+        return there.tolist()
+
+    return wait
 
 
 def on_host(results: Iterable[tuple[T, Tensor]]) -> Iterator[tuple[T, Tensor]]:

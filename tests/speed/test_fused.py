@@ -87,11 +87,11 @@ def test_fused_dropout_equals_the_plain_model_with_the_same_masks(name) -> None:
     model, found = tiny(**c).train(), []
     x = pixels(5, 3, 32, 32)
     torch.manual_seed(3)
-    logits = fused_forward(model, x)
+    fused = fused_forward(model, x)
     other = copy.deepcopy(model)
     torch.manual_seed(3)
     dropping_alike(other)
-    for one, logits in ((model, logits), (other, other(x))):
+    for one, logits in ((model, fused), (other, other(x))):
         (logits.square().mean() + logits[0].sum()).backward()
         found.append([logits.detach()] + [p.grad for p in one.parameters()])
     assert not other.dropout.drops  # every place has dropped

@@ -186,7 +186,10 @@ def work(kernel: Any, sizes: dict[str, int], fp8: bool) -> tuple[int, int]:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("gelu_forward", {"STEP": 4, "BLOCK": 1024}), ("gelu_backward", {"STEP": 8, "ROWS": 128, "BLOCK": 256})],
+    [
+        ("gelu_forward", {"STEP": 4, "BLOCK": 1024}),
+        ("gelu_backward", {"STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1}),
+    ],
 )
 def test_fp8_beside_bf16_costs_a_store_alone(
     name: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

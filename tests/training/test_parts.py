@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.training.tiny import CONFIG, tiny
 from vitkit.data.loader import Batch
@@ -18,6 +21,7 @@ from vitkit.training.loss import LOSSES
 from vitkit.training.muon import Muon, orthogonal
 from vitkit.training.optim import (
     Average,
+    Update,
     freeze,
     groups,
     kernels,
@@ -264,3 +268,90 @@ def test_muon_without_a_matrix_is_refused() -> None:
     freeze(model, ("blocks",))
     with pytest.raises(ConfigError, match="optimizer='muon' trains the matrices of a ViT's blocks; none is trained"):
         optimizer_for(model, tiny(optimizer="muon"))
+
+
+class Replayed:
+    """Stands for a CUDA graph on the CPU: `replay` works again, into the memory of the first result."""
+
+    made = 0
+
+    def __init__(self, work: Callable[[], Any], result: Any) -> None:
+        self.work, self.result = work, result
+
+    def replay(self) -> None:
+        found = self.work()
+        if found is not None:
+            self.result.copy_(found)
+
+
+def captured_for(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], Any]], tuple[Replayed, Any]]:
+    def capture(work: Callable[[], Any]) -> tuple[Replayed, Any]:
+        Replayed.made += 1
+        tensors = [t for p, state in optimizer.state.items() for t in (p.data, p.grad, *state.values())]
+        before = [t.clone() for t in tensors]  # capturing has no effect
+        result = work()
+        for t, old in zip(tensors, before, strict=True):
+            t.copy_(old)
+        return Replayed(work, result), result
+
+    return capture
+
+
+def update_of(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], **how: Any) -> Update:
+    def clip() -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    return Update(optimizer, parameters, None, clip, torch.amp.GradScaler("cpu", enabled=False), **how)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_broken_numbers_change_no_weights(name: str, broken: str) -> None:
+    model = ViT(CONFIG)
+    parameters = list(model.parameters())
+    optimizer = optimizer_for(model, tiny(optimizer=name, weight_decay=0.0))
+    update = update_of(optimizer, parameters)
+    assert update.guarded
+    found = []
+    for bad in (False, True, False):
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        if bad and broken == "gradient":
+            parameters[3].grad.view(-1)[0] = float("inf")
+        total = update.measure(torch.tensor([float("nan") if bad and broken == "loss" else 1.0, 2.0]))
+        assert total.isfinite().all() == (not bad)
+        update.apply()
+        found.append(torch.cat([p.detach().flatten() for p in parameters]))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+    if name != "sgd":
+        assert optimizer.state[parameters[0]]["step"] == 2
+
+
+def test_muon_is_asked_before_the_update() -> None:
+    model = ViT(CONFIG)
+    assert not update_of(optimizer_for(model, tiny(optimizer="muon")), list(model.parameters())).guarded
+
+
+def test_a_captured_update_equals_a_plain_one_and_follows_its_gradients() -> None:
+    found = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = ViT(CONFIG)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=torch.tensor(1e-2), fused=True, capturable=True)
+        update = update_of(optimizer, parameters, capture=captured_for(optimizer) if capture else None)
+        Replayed.made, made = 0, []
+        for step in range(7):
+            for p in parameters:
+                g = torch.full_like(p, math.cos(step)) + p.detach()
+                if p.grad is None or step == 4:  # here the gradients move
+                    p.grad = g
+                else:
+                    p.grad.copy_(g)
+            total = update.measure(torch.tensor([float(step)])).clone()
+            update.apply()
+            made.append(Replayed.made)
+        found.append([total, *(p.detach().clone() for p in parameters)])
+        assert made == ([0, 2, 2, 2, 2, 4, 4] if capture else [0] * 7)
+    assert all(map(torch.equal, *found))

@@ -114,7 +114,7 @@ def scale(ready: Prepared, gpus: int, measured: Measured) -> dict[str, Any]:
         micro=settings.micro_batch if isinstance(settings.micro_batch, int) else None,
         moments=1 if recipe.optimizer == "sgd" else 2,
         ema=recipe.ema is not None,
-        fused=ready.objective.fused and not (c.hidden_dropout_prob or c.layer_scale is not None or unfit(c, TAKES)),
+        fused=ready.objective.fused and not unfit(c, TAKES),
         checkpointing=bool(settings.checkpointing),
         shard=settings.shard,
     )

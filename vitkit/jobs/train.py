@@ -29,6 +29,7 @@ from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.process_group import launch
 from vitkit.runtime import Runtime
+from vitkit.speed.cuda_graphs import capture
 from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training import config_file
 from vitkit.training.build import new_head, new_model, pretrained
@@ -280,6 +281,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
         runtime,
         watch,
         **({} if runtime.sharded else {"wrap_forward": wrap}),
+        capture=capture if alone and runtime.device.type == "cuda" else None,
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":

@@ -4,8 +4,8 @@ Plain torch reads and writes the tokens once for every bias, residual sum, Layer
 for the gradient of each bias. Here
   - a LayerNorm also adds the bias and the residual before it, and computes their gradients (`AddNorm`);
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
-  - dropout is a factor inside these kernels: a hash of its key and of the element's number says what is kept, so no mask
-    is stored, and the backward pass computes it again (`kept`);
+  - dropout is a factor inside these kernels: a hash of a key and the element's number says what is kept, so no mask is
+    stored, and the backward pass computes it again (`kept`);
   - the gradients of q, k and v are concatenated, and summed for their bias, in one pass (`Parts`).
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
@@ -30,6 +30,15 @@ from torch.autograd.function import once_differentiable
 from vitkit.speed.kernels import FP8, FP8_MAX, by_triton, multiply, processors, rows_to_fp8, to_fp8
 
 Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
+# How the kernels are launched: warps, rows at a time (STEP), rows and columns of a program, turns of its loop that load
+# ahead (STAGES), programs per multiprocessor (per).
+LAUNCH: dict[str, dict[str, int]] = {
+    "norm_forward": {"num_warps": 1},
+    "norm_backward": {"num_warps": 1, "STAGES": 1, "per": 8},
+    "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
+    "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1},
+    "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
+}
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
 
 
@@ -55,7 +64,7 @@ class Dropout(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x, [M, N], after dropout, in plain torch."""
-        return x * kept(self.key, *x.shape, self.rate) * self.scale
+        return x * kept(self.key, len(x), x.shape[1], self.rate) * self.scale
 
 
 def kept(key: Tensor, M: int, N: int, rate: float) -> Tensor:
@@ -215,9 +224,9 @@ class AddNorm(torch.autograd.Function):
             small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if fp8 else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
-                keep if keep is not None else weight, *dropout_arguments(drop, weight), weight, shift, total, u, mean, rstd,
-                *(small or (u, mean)), tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None,
-                DROP=drop is not None, FP8_TOO=fp8, WIDTH=triton.next_power_of_2(D), num_warps=1)
+                keep if keep is not None else weight, *dropout_arguments(drop, weight), weight, shift, total, u, mean,
+                rstd, *(small or (u, mean)), tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None,
+                DROP=drop is not None, FP8_TOO=fp8, WIDTH=triton.next_power_of_2(D), **LAUNCH["norm_forward"])
         else:
             added = torch.zeros_like(z, dtype=torch.float32)
             if branch is not None and bias is not None:
@@ -248,15 +257,16 @@ class AddNorm(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            count, drop = 8 * processors(z), ctx.drop
+            launch, drop = dict(LAUNCH["norm_backward"]), ctx.drop
+            count = launch.pop("per") * processors(z)
             dz = torch.empty_like(z)
             dbranch = dz if keep is None and drop is None else torch.empty_like(z)
             sums = torch.empty(count, 3, D, device=z.device)
             triton_training.norm_backward[(count,)](
                 z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
-                *dropout_arguments(drop, weight), dz, dbranch, sums, M, tokens, D, HAS_DZ=dz_in is not None,
-                HAS_KEEP=keep is not None, DROP=drop is not None, PROGRAMS=count, TURNS=triton.cdiv(M, count),
-                WIDTH=triton.next_power_of_2(D), num_warps=1)
+                *dropout_arguments(drop, weight), dz, dbranch, sums, M, tokens, D, triton.cdiv(M, count),
+                HAS_DZ=dz_in is not None, HAS_KEEP=keep is not None, DROP=drop is not None, PROGRAMS=count,
+                WIDTH=triton.next_power_of_2(D), **launch)
             of_weight, of_shift, of_bias = sums.sum(0)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
@@ -308,17 +318,18 @@ class Parts(torch.autograd.Function):
             from vitkit.speed import triton_training
 
             a, b, c = ([part.contiguous() for part in gradients] * 3)[:3]
-            rows, block = 256, min(256, triton.next_power_of_2(N))
-            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, rows)
+            launch = dict(LAUNCH["side_by_side"])
+            launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
+            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, launch["ROWS"])
             sums = torch.empty(chunks, count * N, device=u.device)
             triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
-                a, b, c, dy, sums, M, N, count, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+                a, b, c, dy, sums, M, N, count, **launch)
             of_bias = sums.sum(0)
         else:
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
-        return (dy @ W, weight_gradient(dy, u, ctx.needs_input_grad[1]), of_bias if ctx.biased else None, None, None,
-                None)
+        of_weight = weight_gradient(dy, u, ctx.needs_input_grad[1])
+        return dy @ W, of_weight, of_bias if ctx.biased else None, None, None, None
 
 
 class Product(torch.autograd.Function):
@@ -372,11 +383,12 @@ class MLP(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            g, block = torch.empty_like(h), min(1024, triton.next_power_of_2(N))
-            triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, 4))](
+            g, launch = torch.empty_like(h), dict(LAUNCH["gelu_forward"])
+            launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
+            triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, launch["STEP"]))](
                 h, g, inner if inner is not None else g, scales if scales is not None else g,
-                *dropout_arguments(drop, g), M, N, TANH=tanh, DROP=drop is not None, FP8_TOO=inner is not None, STEP=4,
-                BLOCK=block, num_warps=4)
+                *dropout_arguments(drop, g), M, N, TANH=tanh, DROP=drop is not None, FP8_TOO=inner is not None,
+                **launch)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
             g = g if drop is None else drop(g).to(g.dtype)
@@ -405,11 +417,12 @@ class MLP(torch.autograd.Function):
 
             from vitkit.speed import triton_training
 
-            rows, block = 128, min(256, triton.next_power_of_2(N))
-            sums = torch.empty(chunks := triton.cdiv(M, rows), N, device=u.device)
+            launch = dict(LAUNCH["gelu_backward"])
+            launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
+            sums = torch.empty(chunks := triton.cdiv(M, launch["ROWS"]), N, device=u.device)
             triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
                 h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums,
-                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, DROP=drop is not None, FP8_TOO=ctx.fp8, STEP=8, ROWS=rows, BLOCK=block, num_warps=4)
+                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, DROP=drop is not None, FP8_TOO=ctx.fp8, **launch)
             of_bias = sums.sum(0)
         else:
             dh = dh if drop is None else drop(dh).to(dh.dtype)

@@ -65,16 +65,16 @@ def norm_forward(z, branch, bias, keep, key, limit, scale, weight, shift, total,
 
 @triton.jit
 def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, key, limit, scale, dz, dbranch, sums, rows, tokens, D,
-                  HAS_DZ: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
-                  TURNS: tl.constexpr, WIDTH: tl.constexpr):
-    """See differentiable.AddNorm; a program handles every PROGRAMS-th row, TURNS in all, and writes sums [3, D]."""
+                  turns, HAS_DZ: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
+                  WIDTH: tl.constexpr, STAGES: tl.constexpr):
+    """See differentiable.AddNorm; a program handles every PROGRAMS-th row, `turns` in all, and writes sums [3, D]."""
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
     w = tl.load(weight + column, mask=column < D, other=0.0)
     of_weight = tl.zeros((WIDTH,), tl.float32)
     of_shift = tl.zeros((WIDTH,), tl.float32)
     of_bias = tl.zeros((WIDTH,), tl.float32)
-    for turn in range(TURNS):
+    for turn in tl.range(0, turns, num_stages=STAGES):
         row = (turn * PROGRAMS + program).to(tl.int64)
         inside = (column < D) & (row < rows)
         at = row * D + column
@@ -156,13 +156,14 @@ def gelu_forward(h, out, small, scales, key, limit, scale, rows, N, TANH: tl.con
 
 @triton.jit
 def gelu_backward(h, gradient, small, scales, sums, key, limit, scale, rows, N, TANH: tl.constexpr, DROP: tl.constexpr,
-                  FP8_TOO: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+                  FP8_TOO: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                  STAGES: tl.constexpr):
     """Replace the gradient after the GELU and its dropout by the one before them; with FP8_TOO, also store it in fp8.
     A program writes the sums of its ROWS rows."""
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # reduced over rows once, at the end: it takes a barrier
-    for start in range(0, ROWS, STEP):
+    for start in tl.range(0, ROWS, STEP, num_stages=STAGES):
         _, inside, at = tile(first + start, column, rows, N, STEP)
         x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
@@ -178,13 +179,14 @@ def gelu_backward(h, gradient, small, scales, sums, key, limit, scale, rows, N, 
 
 
 @triton.jit
-def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                 STAGES: tl.constexpr):
     """Concatenate the first `count` of a, b, c [rows, N] to [rows, count N]; a program writes the sums of its rows."""
     part = tl.program_id(2)
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((STEP, BLOCK), tl.float32)         # reduced over rows once, at the end: it takes a barrier
-    for start in range(0, ROWS, STEP):
+    for start in tl.range(0, ROWS, STEP, num_stages=STAGES):
         row, inside, at = tile(first + start, column, rows, N, STEP)
         if part == 0:
             x = tl.load(a + at, mask=inside, other=0.0)

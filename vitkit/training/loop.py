@@ -27,13 +27,13 @@ from vitkit.data.loader import Batch, TrainLoader
 from vitkit.data.workers import TICK
 from vitkit.errors import Diverged, LostWorker, UnreadableFile
 from vitkit.model.backbone import Backbone
-from vitkit.runtime import Runtime, stop_requests
+from vitkit.runtime import Runtime, fetch, stop_requests
 from vitkit.training import shard, state
 from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import Objective
-from vitkit.training.optim import Average, optimizer_for, set_lr
+from vitkit.training.optim import Average, Capture, Update, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import BatchSplit, Settings
@@ -94,6 +94,7 @@ class Loop:
         watch: called with every event, in the main process.
         wrap_forward: turns the model into a module that computes the same logits from the same parameters, but is
             faster to train (default: the model itself). An objective with parameters of its own does without it.
+        capture: captures work on the device, so that the update becomes a CUDA graph (default: it does not).
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Loop:
         runtime: Runtime,
         watch: Watch | None = None,
         wrap_forward: Callable[[Backbone], nn.Module] = lambda model: model,
+        capture: Capture | None = None,
     ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
         self.run, self.runtime, self._watch = run, runtime, watch
@@ -119,8 +121,10 @@ class Loop:
         self.learner = self.objective.learner(self.bare)
         runtime.distribute(self.learner)
         self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
-        self.optimizer = optimizer_for(self.learner, recipe)
-        self.trained = [p for p in self.learner.parameters() if p.requires_grad]
+        self.optimizer = optimizer_for(self.learner, recipe, graph=capture is not None)
+        trained_parameters = [p for p in self.learner.parameters() if p.requires_grad]
+        clip = partial(runtime.clip, self.optimizer, trained_parameters, recipe.clip)
+        self.update = Update(self.optimizer, trained_parameters, self.average, clip, runtime.scaler, capture)
         trained = wrap_forward(self.bare) if self.learner is self.bare else self.learner
         if settings.compile:
             for module in {self.bare, trained}:
@@ -306,18 +310,21 @@ class Loop:
         """Do one update; return whether any process has been asked to stop."""
         lr = self.recipe.lr_at(step, self.total)
         set_lr(self.optimizer, lr)
-        self.model.train()
+        if not (self.model.training and self.learner.training):
+            self.model.train()
         # Not torch.tensor: a copy to a GPU would wait here, before the rest of the update is launched.
         sums = torch.cat([self.gradients(step, batch), torch.full((1,), float(stop), device=self.runtime.device)])
         self.progress.micro = self.gradients.found
-        norm = self.runtime.clip(self.optimizer, self.trained, self.recipe.clip)
-        # One transfer per step: all processes see the same sums, and `_guard` runs before the weights change.
-        total = torch.cat([self.runtime.sum(sums), norm.detach().float()[None]]).tolist()
-        self._guard(step, batch, total[0], total[3], lr)
+        # One transfer per step: all processes see the same sums. Broken numbers change no weights: the update sees to
+        # that while the sums are on their way, or else `_guard` does before it.
+        arriving = fetch(self.update.measure(self.runtime.sum(sums)))
+        if not self.update.guarded:
+            self._guard(step, batch, arriving(), lr)
         self._consistent = None
-        self.runtime.step(self.optimizer)
-        if self.average is not None:
-            self.average.update()
+        self.update.apply()
+        total = arriving()
+        if self.update.guarded:
+            self._guard(step, batch, total, lr)
         for name, value in (
             ("loss", total[0]),
             ("correct", total[1]),
@@ -329,7 +336,8 @@ class Loop:
                 sums_of[name] = sums_of.get(name, 0.0) + value
         return bool(total[2])
 
-    def _guard(self, step: int, batch: Batch, loss: float, norm: float, lr: float) -> None:
+    def _guard(self, step: int, batch: Batch, total: list[float], lr: float) -> None:
+        loss, norm = total[0], total[3]
         if math.isfinite(loss) and math.isfinite(norm):
             return
         scaler = self.runtime.scaler

@@ -1,4 +1,5 @@
-"""The update: which parameters are trained and which decay, the optimizer, and the running average of the weights."""
+"""The update: which parameters are trained and which decay, the optimizer, the running average of the weights, and how
+an update is carried out."""
 
 from __future__ import annotations
 
@@ -136,18 +137,28 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+GRAPHS = ("adamw", "adam")  # optimizers whose update can be a CUDA graph
+
+
+def optimizer_for(model: nn.Module, recipe: Recipe, graph: bool = False) -> torch.optim.Optimizer:
     """Create the recipe's optimizer, with a fused kernel if there is one.
 
     Args:
         model: a ViT that is already on its device.
         recipe: sets the optimizer and its numbers.
+        graph: whether its update may become a CUDA graph: its learning rates are then numbers on the device.
     """
     first = next(model.parameters())
     fused = first.device.type in ("cuda", "cpu")
     if recipe.optimizer == "sgd" and type(first.data) is not Tensor:
         fused = False  # torch has no fused SGD for sharded parameters
-    return OPTIMIZERS[recipe.optimizer](model, recipe, **({"fused": True} if fused else {"foreach": True}))
+    how = {"fused": True} if fused else {"foreach": True}
+    if not (graph and first.is_cuda and recipe.optimizer in GRAPHS):
+        return OPTIMIZERS[recipe.optimizer](model, recipe, **how)
+    optimizer = OPTIMIZERS[recipe.optimizer](model, recipe, capturable=True, **how)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(recipe.lr, device=first.device)
+    return optimizer
 
 
 def moments(model: nn.Module, recipe: Recipe) -> int:
@@ -161,7 +172,10 @@ def moments(model: nn.Module, recipe: Recipe) -> int:
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of every parameter group: `lr` times the group's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["scale"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["scale"])
+        else:
+            group["lr"] = lr * group["scale"]
 
 
 class Average:
@@ -197,3 +211,85 @@ class Average:
             own = parameter.detach().clone()
             parameter.copy_(self.weights[name])
             self.weights[name].copy_(own)
+
+
+GUARDED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # their fused kernels can be told to change nothing
+Capture = Callable[[Callable[[], Any]], tuple[Any, Any]]  # work -> a graph with `replay()`, and the work's result
+
+
+class Update:
+    """What turns gradients into new weights: clipping, then the optimizer and the running average.
+
+    The device does not wait for the host: if the loss or the gradient is not finite, fused optimizers leave the weights
+    as they are, and the host can ask afterwards. With `capture`, both halves become CUDA graphs as soon as gradients
+    stay in the same memory.
+
+    Args:
+        optimizer: made by `optimizer_for`.
+        parameters: everything that it trains.
+        average: the running average of the weights, if any.
+        clip: scales the gradients and returns their norm before that.
+        scaler: that of fp16.
+        capture: captures work on the device as a graph (default: nothing is captured).
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        average: Average | None,
+        clip: Callable[[], Tensor],
+        scaler: torch.amp.GradScaler,
+        capture: Capture | None = None,
+    ) -> None:
+        self.optimizer, self.parameters, self.average = optimizer, parameters, average
+        self.clip, self.scaler = clip, scaler
+        sharded = type(parameters[0].data) is not Tensor
+        fused = type(optimizer) in GUARDED and bool(optimizer.defaults["fused"])
+        self.guarded = fused and not sharded and not scaler.is_enabled()  # whether broken numbers change no weights
+        self.capture = capture if self.guarded and optimizer.defaults.get("capturable") else None
+        self.graphs: dict[str, Any] = {}
+        self.places: tuple[int, ...] = ()  # of the gradients
+        self.sums = self.total = torch.empty(0)
+
+    def measure(self, sums: Tensor) -> Tensor:
+        """Clip the gradients; return these sums, the loss first, and then the gradients' norm before clipping.
+
+        Args:
+            sums: [n].
+        """
+        if self.capture is not None:
+            places = tuple(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters)
+            if places != self.places:
+                self.places, self.graphs = places, {}
+            elif not self.graphs:
+                self.sums = sums.clone()
+                self.graphs["measure"], self.total = self.capture(lambda: self._measure(self.sums))
+            if self.graphs:
+                self.sums.copy_(sums)
+                self.graphs["measure"].replay()
+                return self.total
+        return self._measure(sums)
+
+    def _measure(self, sums: Tensor) -> Tensor:
+        total = torch.cat([sums, self.clip().detach().float()[None]])
+        if self.guarded:
+            broken = ~(total[0].isfinite() & total[-1].isfinite())
+            self.optimizer.found_inf = broken.float()  # type: ignore[attr-defined]
+        return total
+
+    def apply(self) -> None:
+        """Update the weights and their average."""
+        if self.graphs:
+            assert self.capture is not None
+            if "apply" not in self.graphs:
+                self.graphs["apply"], _ = self.capture(self._apply)
+            self.graphs["apply"].replay()
+        else:
+            self._apply()
+
+    def _apply(self) -> None:
+        self.scaler.step(self.optimizer)  # fp16 skips the update if a gradient overflowed
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update()
