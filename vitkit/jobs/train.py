@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitkit.checkpoints.atomic import staging
+from vitkit.cuda_capture import capture
 from vitkit.data import on_device
 from vitkit.data.base import Source
 from vitkit.data.order import RANDOM_NUMBERS
@@ -29,7 +30,6 @@ from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.process_group import launch
 from vitkit.runtime import Runtime
-from vitkit.speed.cuda_graphs import capture
 from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training import config_file
 from vitkit.training.build import new_head, new_model, pretrained

@@ -42,7 +42,7 @@ class GraphedStep:
             logits = forward()
             backward(logits, torch.zeros_like(logits))
 
-        torch.ones(1, device=x.device, requires_grad=True).mul(2).backward()    # else cuBLAS warns in autograd's thread
+        torch.ones(1, device=x.device, requires_grad=True).mul(2).backward()  # else cuBLAS warns in autograd's thread
         warm_up(both)
         self.ahead, logits = capture(forward)
         self.gradient = torch.zeros_like(logits)

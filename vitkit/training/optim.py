@@ -213,7 +213,7 @@ class Average:
             self.weights[name].copy_(own)
 
 
-GUARDED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # their fused kernels can be told to change nothing
+GUARDED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Muon)  # if fused, `found_inf` stops their update
 Capture = Callable[[Callable[[], Any]], tuple[Any, Any]]  # work -> a graph with `replay()`, and the work's result
 
 
