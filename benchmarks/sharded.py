@@ -61,6 +61,7 @@ RUNS = tuple(
         ("shard-two", 2, True, False, "ddp-two"),
         ("shard-two-killed", 2, True, True, "shard-two"),
     )
+    if precision == "fp32" or not killed
 )
 
 
@@ -163,8 +164,9 @@ def fork(run: Run, out: Path, device: str, steps: int, resume: bool = False) -> 
                 os.dup2(log, 1)
                 os.dup2(log, 2)
                 if run.group:
-                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.group)}
-                    os.environ |= {"LOCAL_WORLD_SIZE": str(run.group)}
+                    # Both processes are the first of their machine, as it were: each takes its first GPU.
+                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(run.group)}
+                    os.environ |= {"LOCAL_WORLD_SIZE": "1"}
                     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                 train(run, out, device, steps, resume)
                 code = 0

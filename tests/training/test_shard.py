@@ -18,7 +18,7 @@ from vitkit.data.mix import Mix
 from vitkit.errors import ConfigError
 from vitkit.jobs.train import prepare
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.shard import ALONE
+from vitkit.training.shard import ALONE, step_device
 
 RECIPE = tiny(steps=8, lr=1e-3, warmup=0, ema=0.9, clip=0.5, mix=Mix(mixup=0.5, probability=0.5))
 SHARD: dict[str, Any] = {"shard": True, "micro_batch": 2}
@@ -124,6 +124,16 @@ def test_one_process_shards_nothing(tmp_path: Path) -> None:
         "digits", tmp_path / "r", recipe=tiny(), settings={**SETTINGS, "shard": True, "checkpointing": False}
     )
     assert again.settings.checkpointing is False
+
+
+def test_steps_are_counted_where_the_optimizer_reads_them() -> None:
+    """A fused kernel reads them on the device; a run on CUDA could not be resumed with them on the CPU."""
+    there = torch.nn.Parameter(torch.empty(3, device="meta"))
+    optimizer = torch.optim.AdamW([there])
+    assert step_device(optimizer, there).type == "cpu"
+    for name in ("fused", "capturable"):
+        optimizer.defaults = {**optimizer.defaults, "fused": False, "capturable": False, name: True}
+        assert step_device(optimizer, there).type == "meta"
 
 
 @pytest.mark.slow

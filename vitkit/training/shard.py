@@ -261,13 +261,13 @@ def read(
         shapes = {key: entry.size for key, entry in reader.read_metadata().state_dict_metadata.items()}
     except Exception as error:
         raise UnreadableFile(f"{path} is damaged: a part of it is not a complete safetensors file.") from error
-    device_of_step = torch.device("cpu") if not optimizer.defaults.get("fused") else None
     moments: dict[Tensor, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         for key in (key for key in shapes if key.startswith(f"optimizer/{name}/")):
             entry = key.rpartition("/")[2]
             alike = shapes[key] == parameter.shape
-            empty = torch.zeros_like(parameter) if alike else torch.zeros(shapes[key], device=device_of_step)
+            place = step_device(optimizer, parameter)
+            empty = torch.zeros_like(parameter) if alike else torch.zeros(shapes[key], device=place)
             moments.setdefault(parameter, {})[entry] = empty.detach()
     tensors = {}
     for key, value, name in _tensors(model, optimizer, average, moments):
@@ -287,6 +287,12 @@ def read(
         optimizer.state[of] = {
             entry: value if value.shape == of.shape else value.reshape(()) for entry, value in found.items()
         }
+
+
+def step_device(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
+    """Return where an optimizer counts the steps of a parameter: next to it if a kernel reads them, else on the CPU."""
+    there = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    return parameter.device if there else torch.device("cpu")
 
 
 def _tensors(
