@@ -10,9 +10,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,13 +23,13 @@ from vitkit.data.base import Source
 from vitkit.data.decode import Raw, digest
 from vitkit.data.loader import Batch, EvalLoader, Made
 from vitkit.data.sample_worker import EvalWorker, Piece
-from vitkit.errors import BadImage, DataError, InputError, Unreachable
+from vitkit.errors import BadImage, DataError, Unreachable
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import answer_names
 from vitkit.features.choice import choose
-from vitkit.features.embed import CPU_BATCH
+from vitkit.features.embed import forward, need_finite
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import Classifier, Running, evaluating
+from vitkit.model.classifier import Classifier, Running
 from vitkit.model.config import InputSpec
 from vitkit.model.known import Judged
 from vitkit.runtime import Runtime
@@ -196,20 +194,13 @@ def _embed(on: Computer, images: int) -> Compute:
     model, runtime = on.model, on.runtime
     choice = choose(on.settings.features, model.config)
     by = way(model, runtime.precision, images, choice.name, on.settings.batch_size)
-    run = by.build() if by.build else partial(choice.of, model)
+    run = forward(model, choice, by, runtime)
 
     def compute(loader: _Decoded) -> Columns:
         found = [np.empty((0, choice.width), np.float32)]
         for batch in loader:
-            with evaluating(model), nullcontext() if by.build else runtime.autocast():
-                few = CPU_BATCH if loader.device.type == "cpu" else len(batch)
-                rows = torch.cat([run(x).float() for x in batch.pixels.split(few)]).cpu().numpy()
-            if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
-                raise InputError(
-                    f"Expected finite features; {loader.source.names[int(batch.index[broken[0]])]} gave NaN or "
-                    f"infinity. Use --precision fp32, or other weights."
-                )
-            found.append(rows)
+            found.append(run(batch.pixels).cpu().numpy())
+            need_finite(found[-1], loader.source, batch.index.numpy())
         return {"feature": vectors(np.concatenate(found), _readable(loader))}
 
     return compute

@@ -263,12 +263,7 @@ class _Filling:
             with closing(self.batches), _Writer(self.cache, self.space) as writer:
                 for (places, count), found in on_host(self._features(loader)):
                     rows = found.numpy()
-                    if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
-                        name = self.source.names[int(places[broken[0]])]
-                        raise InputError(
-                            f"Expected finite features; {name} gave NaN or infinity. Use --precision fp32, or other "
-                            f"weights."
-                        )
+                    need_finite(rows, self.source, places)
                     writer.write(self.digests[places], rows)
                     self.report(count * loader.ranks)
         except VitkitError as stopped:
@@ -280,7 +275,6 @@ class _Filling:
     def _features(self, loader: EvalLoader) -> Iterator[tuple[tuple[Array, int], Tensor]]:
         """Yield ((positions, images of the batch), features) of every batch; of equal images, only the first."""
         run: Callable[[Tensor], Tensor] | None = None  # built while the next batches are made ready
-        autocast = self.runtime.autocast if self.runtime and not self.by.build else nullcontext
         seen: set[bytes] = set()
         for batch in self.batches:
             places, pixels = self.missing[batch.index.numpy()], batch.pixels
@@ -291,11 +285,8 @@ class _Filling:
             if not len(places):
                 self.report(len(batch) * loader.ranks)
                 continue
-            run = run or (self.by.build() if self.by.build else partial(self.choice.of, self.model))
-            with evaluating(self.model), autocast():
-                few = CPU_BATCH if loader.device.type == "cpu" else len(places)
-                rows = torch.cat([run(x).float() for x in pixels.split(few)])
-            yield (places, len(batch)), rows
+            run = run or forward(self.model, self.choice, self.by, self.runtime)
+            yield (places, len(batch)), run(pixels)
 
     def readable(self) -> Array:
         """Return whether each image could be read, [n]; a copy of an unreadable one was not tried, and is skipped."""
@@ -315,6 +306,41 @@ class _Filling:
         if self.loader is not None and self.loader.hashed:
             return len(np.unique(self.digests[readable], axis=0))
         return int(readable[self.missing].sum())
+
+
+def forward(model: Backbone, choice: Choice, by: Way, runtime: Runtime | None) -> Callable[[Tensor], Tensor]:
+    """Return the function from pixels [B, C, H, W] to features [B, F] in fp32, on their device.
+
+    Args:
+        model: the backbone, on its device.
+        choice: the feature.
+        by: how the model runs.
+        runtime: its precision is that of the plain model (default: fp32).
+    """
+    run = by.build() if by.build else partial(choice.of, model)
+    autocast = runtime.autocast if runtime and not by.build else nullcontext
+
+    def compute(pixels: Tensor) -> Tensor:
+        few = CPU_BATCH if pixels.device.type == "cpu" else len(pixels)
+        with evaluating(model), autocast():
+            return torch.cat([run(x).float() for x in pixels.split(few)])
+
+    return compute
+
+
+def need_finite(rows: Array, source: Source, index: Array) -> None:
+    """Raise InputError if a feature is NaN or infinite.
+
+    Args:
+        rows: features [n, F].
+        source: the images.
+        index: [n] position of each image in the source.
+    """
+    if len(broken := np.flatnonzero(~np.isfinite(rows).all(1))):
+        raise InputError(
+            f"Expected finite features; {source.names[int(index[broken[0]])]} gave NaN or infinity. Use --precision "
+            f"fp32, or other weights."
+        )
 
 
 def cached(model: Backbone, source: Source, cache: FeatureCache, *, features: str | None = None) -> Filled | None:
