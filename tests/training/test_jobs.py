@@ -86,8 +86,9 @@ def test_mistakes(
 
 
 def test_no_space_left_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(2**16))
-    with pytest.raises(OutputError, match=r"needs about .* MiB .* only 0 MiB are free"):
+    free = 2**20 * 5 // 8  # must not be rounded up to the number that is needed
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(free))
+    with pytest.raises(OutputError, match=r"needs about 1 MiB .* only 0 MiB are free"):
         run(tmp_path / "r")
     assert not (tmp_path / "r").exists()
 

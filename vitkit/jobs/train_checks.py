@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,8 +66,8 @@ def check_space(out: Path, model: Backbone, recipe: Recipe) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OutputError(
-            f"This run needs about {needed / 2**20:,.0f} MiB of disk space at {out}; only {free / 2**20:,.0f} MiB are "
-            f"free. Free some space, or choose another --out."
+            f"This run needs about {math.ceil(needed / 2**20):,} MiB of disk space at {out}; only {free // 2**20:,} "
+            f"MiB are free. Free some space, or choose another --out."
         )
 
 
