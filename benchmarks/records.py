@@ -8,7 +8,7 @@ The data folder contains the published files: CIFAR-10's six *.bin, or Fashion-M
 The first form trains, then measures the test part once, with the averaged weights if the recipe has any; --no-test
 leaves it closed. The second trains several variants at once, in processes of their own on one device, and never opens
 the test part: use it to choose settings on held-out training images. FILE.json is {"name": {"FIELD": VALUE, ...}, ...}
-with the fields that --set takes. --within gives each variant as many steps as fit, whole schedule included, so that
+with the fields that --set takes. --within gives each variant as many epochs as fit, whole schedule included, so that
 they are compared at equal time; a short trial of each, all at once, measures how long a step takes.
 
 --out gets record.json with the validation curve over time (and curve.png, where matplotlib is installed), and the run.
@@ -89,8 +89,11 @@ def _best_so_far(curve: list[dict[str, Any]]) -> tuple[list[float], list[float]]
     return [row["seconds"] for row in curve], list(itertools.accumulate((100 * row["top1"] for row in curve), max))
 
 
-def steps_within(args: argparse.Namespace, recipe: Recipe) -> int:
-    """Return how many steps fit into `args.within` minutes of training, by a trial that leaves nothing behind."""
+def fitted(args: argparse.Namespace, recipe: Recipe) -> Recipe:
+    """Return the recipe with as many epochs as fit into `args.within` minutes, by a trial that leaves nothing behind.
+
+    It gets steps instead where not even one epoch fits.
+    """
     ended: list[float] = []  # when each step ended
 
     def watch(event: dict[str, Any]) -> None:
@@ -100,9 +103,12 @@ def steps_within(args: argparse.Namespace, recipe: Recipe) -> int:
                 os.kill(os.getpid(), signal.SIGTERM)  # stops the trial after the next step
 
     out = args.out / "trial"
-    start(_prepared(args, recipe, out), watch)
+    ready = _prepared(args, recipe, out)
+    start(ready, watch)
     shutil.rmtree(out)
-    return _fitting(ended, 60 * args.within)
+    steps = _fitting(ended, 60 * args.within)
+    epochs = steps * recipe.batch_size // len(ready.train)
+    return recipe.change(epochs=epochs) if epochs else recipe.change(steps=steps)
 
 
 def _fitting(ended: Sequence[float], seconds: float) -> int:
@@ -116,7 +122,7 @@ def record(args: argparse.Namespace) -> dict[str, Any]:
     changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in args.set)}
     recipe = changed(RECIPES[args.what], {**changes, **({} if args.val is None else {"val": args.val})})
     if args.within:
-        recipe = recipe.change(steps=steps_within(args, recipe))
+        recipe = fitted(args, recipe)
     ready = _prepared(args, recipe, args.out / "run")
     judged = "last" if recipe.ema is None else "ema"  # not the better of the two: that would be a choice by the test
     curve: list[dict[str, Any]] = []

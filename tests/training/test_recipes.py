@@ -339,9 +339,9 @@ NUMBERS = {
     },
     "fashion": {
         **SCRATCH,
-        "epochs": 150,
+        "epochs": 250,
         "drop_path": 0.1,
-        "val": 0.05,
+        "val": 0.02,
         "augment": {**CROP, "scale": (0.7, 1.0), "ratio": (0.8, 1.25), "erase": 0.25},
         "mix": {**UNMIXED, "cutmix": 1.0, "probability": 0.3},
     },
@@ -360,11 +360,11 @@ NUMBERS = {
     },
     "cifar10": {
         **SCRATCH,
-        "epochs": 300,
-        "drop_path": 0.15,
-        "val": 0.1,
+        "epochs": 200,
+        "drop_path": 0.1,
+        "val": 0.02,
         "augment": {**CROP, "scale": None, "pad": 4, "trivial": True},
-        "mix": {**UNMIXED, "mixup": 0.2, "cutmix": 1.0},
+        "mix": {**UNMIXED, "mixup": 0.2, "cutmix": 1.0, "probability": 0.5},
     },
     "foodvision-scratch": {
         **OURS,

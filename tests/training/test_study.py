@@ -212,7 +212,7 @@ def test_table_8() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_cell_is_a_model_that_can_be_built(name: str) -> None:
-    base = RECIPES["fashion"].config
+    base = RECIPES["fashion-adamw"].config
     assert base is not None
     for cell in STUDIES[name].cells:
         found = arguments(cell)
