@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -89,4 +90,17 @@ def test_workers_end_when_nobody_takes_anything() -> None:
     pool = Slots(work, 100, 2, slots=2, size=1, pin=False)
     assert len(multiprocessing.active_children()) == 2
     del pool
+    assert not multiprocessing.active_children()
+
+
+def test_a_thread_that_waits_for_a_worker_can_be_stopped() -> None:
+    def hanging(task: int, slot: np.ndarray) -> int:
+        time.sleep(60)
+        return task
+
+    with Slots(hanging, 3, 2, slots=3, size=1, pin=False) as pool, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(pool.take)
+        pool.stop()
+        with pytest.raises(LostWorker):
+            waiting.result(timeout=20)
     assert not multiprocessing.active_children()
