@@ -20,7 +20,7 @@ from vitkit.speed.differentiable import MLP, Dropout, bound, kept, small_product
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
-from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_fp8, to_int8
+from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_int8
 from vitkit.speed.training import TrainingForward, dropouts, fused_forward, refuse_fp8
 
 KINDS = {
@@ -226,7 +226,7 @@ def test_lean_records_anew_only_for_another_shape(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("changes", [KINDS[name] for name in ("paper", "all extras", "mean")])
-@pytest.mark.parametrize("full", [0, None])
+@pytest.mark.parametrize("full", [0, 2, None])
 def test_fp8_is_close(changes, full) -> None:
     model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=3, **changes)
     for parameter in model.parameters():
@@ -235,6 +235,18 @@ def test_fp8_is_close(changes, full) -> None:
     with torch.no_grad():
         plain, small = model(x), Fp8(model, full=full)(x)
     assert 1e-5 < ((small - plain).norm() / plain.norm()).item() < ENGINES["fp8"].tolerance
+
+
+def test_fp8_runs_in_full_where_that_is_faster_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = tiny(hidden_size=64, intermediate_size=128), pixels()
+    engine, asked = Fp8(model), []
+    monkeypatch.setattr(engine, "pays", lambda x, grid: asked.append(len(x)) or len(x) > 2)
+    with pytest.warns(UserWarning, match="For 2 images of 32 x 32 pixels, bf16 is faster here than 8 bits"):
+        assert torch.equal(engine(x[:2]), Fused(model)(x[:2]))
+    more = pixels(3, 3, 32, 32)
+    assert not torch.equal(engine(more), Fused(model)(more))
+    assert torch.equal(engine(x[:2]), Fused(model)(x[:2]))  # the choice is kept
+    assert asked == [2, 3]
 
 
 def test_fp8_refuses_odd_widths() -> None:
@@ -247,7 +259,7 @@ def test_scales_of_fp8_cannot_saturate() -> None:
     model = tiny(hidden_size=64, intermediate_size=128)
     engine = Fp8(model, full=0)
     worst = torch.eye(64) * 1e4
-    for block, small in zip(model.blocks, engine.products, strict=True):
+    for block, small in zip(model.blocks, engine.small, strict=True):
         assert (block.mlp.fc1(block.norm2(worst)).abs() / small.scale_h).max() <= 448.5
 
 
@@ -264,9 +276,6 @@ def test_add_norm() -> None:
     assert torch.equal(total, a + b)
     tabled = add_norm(a, table, shift, weight, bias, 1e-6)
     assert torch.allclose(tabled, norm(a + table.repeat(2, 1) + shift, (32,), weight, bias, 1e-6), atol=1e-5)
-    small = add_norm(a, None, shift, weight, bias, 1e-6, scale=0.1)
-    assert small.dtype == FP8
-    assert torch.equal(small.float(), to_fp8(norm(a + shift, (32,), weight, bias, 1e-6), 0.1).float())
 
 
 def test_add_norm_to_integers() -> None:
@@ -284,8 +293,10 @@ def test_linear_int8() -> None:
     a, b = to_int8(torch.randn(5, 32), scale_a), to_int8(torch.randn(48, 32), scale_b)
     x = (a.double() * scale_a[:, None].double()) @ (b.double() * scale_b[:, None].double()).T + bias.double()
     assert torch.allclose(linear_int8(a, (b, scale_b), scale_a, bias, torch.float32).double(), x, atol=1e-5)
-    small = linear_int8(a, (b, scale_b), scale_a, bias, torch.float32, 0.05)
     gelu = nn.functional.gelu(x, approximate="tanh")
+    found = linear_int8(a, (b, scale_b), scale_a, bias, torch.float32, gelu=True)
+    assert torch.allclose(found.double(), gelu, atol=1e-5)
+    small = linear_int8(a, (b, scale_b), scale_a, bias, torch.float32, gelu=True, scale=0.05)
     assert small.dtype == FP8
     assert ((small.double() * 0.05 - gelu).abs() <= gelu.abs() / 15 + 1e-3).all()
 

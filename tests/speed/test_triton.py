@@ -31,28 +31,24 @@ def gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]
     return [*(y.detach() for y in outputs), *(x.grad for x in inputs if x.grad is not None)]
 
 
-def add_norm() -> list[Tensor]:
-    a, parts, table, shift, weight, bias = (torch.randn(s) for s in ((12, 24), (36, 24), (4, 24), (24,), (24,), (24,)))
-    total, scales = torch.empty(12, 24), torch.empty(12)
+def add_norm(D: int, rows: int = 12) -> list[Tensor]:
+    a, parts, table = torch.randn(rows, D), torch.randn(3 * rows, D), torch.randn(rows // 3, D)
+    shift, weight, bias = (torch.randn(D) for _ in range(3))
+    total, scales = torch.empty(rows, D), torch.empty(rows)
     found = [kernels.add_norm(a, b, shift, weight, bias, 1e-6) for b in (None, table, parts)]
     found += [kernels.add_norm(a, parts, shift, weight, bias, 1e-6, total=total), total]
     small = kernels.add_norm(a, None, shift, weight, bias, 1e-6, scale=scales)
     return [*found, small * scales[:, None], scales]
 
 
-def add_norm_to_fp8() -> list[Tensor]:
-    a, shift, weight, bias = (torch.randn(shape) for shape in ((12, 24), (24,), (24,), (24,)))
-    return [kernels.add_norm(a, None, shift, weight, bias, 1e-6, scale=0.1).float()]
-
-
 def attention() -> list[Tensor]:
     return [kernels.attention(torch.randn(2 * 21, 3 * 32).half(), 2, 2, 21).float()]
 
 
-def linear_int8(scale: float | None) -> list[Tensor]:
-    of_a, of_b, bias = torch.empty(70), torch.empty(80), torch.randn(80)
-    a, b = kernels.to_int8(torch.randn(70, 160), of_a), kernels.to_int8(torch.randn(80, 160), of_b)
-    return [kernels.linear_int8(a, (b, of_b), of_a, bias, torch.float32, scale).float()]
+def linear_int8(rows: int = 70, inner: int = 160, gelu: bool = False, scale: float | None = None) -> list[Tensor]:
+    of_a, of_b, bias = torch.empty(rows), torch.empty(80), torch.randn(80)
+    a, b = kernels.to_int8(torch.randn(rows, inner), of_a), kernels.to_int8(torch.randn(80, inner), of_b)
+    return [kernels.linear_int8(a, (b, of_b), of_a, bias, torch.float32, gelu, scale).float()]
 
 
 def rows_to_fp8() -> list[Tensor]:
@@ -125,11 +121,14 @@ def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
 
 ROUNDED = 0.15  # the interpreter rounds to fp8 in a way of its own
 CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far the two may be apart
-    "add_norm": (add_norm, 1e-5),
-    "add_norm to fp8": (add_norm_to_fp8, ROUNDED),
+    "add_norm": (partial(add_norm, 24), 1e-5),
+    "add_norm of a power of two": (partial(add_norm, 32), 1e-5),
+    "add_norm of an odd width": (partial(add_norm, 41), 1e-5),
     "attention": (attention, 2e-3),
-    "linear_int8": (partial(linear_int8, None), 1e-5),
-    "linear_int8 to fp8": (partial(linear_int8, 0.5), ROUNDED),
+    "linear_int8": (linear_int8, 1e-5),
+    "linear_int8 of many rows": (partial(linear_int8, 4096, 16), 1e-5),
+    "linear_int8 and GELU": (partial(linear_int8, gelu=True), 1e-5),
+    "linear_int8 and GELU to fp8": (partial(linear_int8, gelu=True, scale=0.5), ROUNDED),
     "rows_to_fp8": (rows_to_fp8, ROUNDED),
     "norm alone": (norm_alone, 1e-5),
     "norm of a sum": (norm_of_a_sum, 1e-5),

@@ -10,18 +10,13 @@ from vitkit.data import folder
 from vitkit.data.base import Splits
 from vitkit.data.fetch import fetch, unzip
 from vitkit.errors import DataError
+from vitkit.places import cache_folder
 
 URL = "https://raw.githubusercontent.com/mrdbourke/pytorch-deep-learning/main/data/pizza_steak_sushi.zip"
 MANIFEST: dict[str, dict[str, int]] = {
     "train": {"pizza": 78, "steak": 75, "sushi": 72},
     "test": {"pizza": 25, "steak": 19, "sushi": 31},
 }
-
-
-def cache_folder() -> Path:
-    """Return the folder for downloaded data: $VITKIT_CACHE, or vitkit in the user's cache folder."""
-    own = os.environ.get("VITKIT_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 def splits(place: str) -> Splits:

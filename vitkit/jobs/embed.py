@@ -8,7 +8,6 @@ from pathlib import Path
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
-from vitkit.data.food import cache_folder
 from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
@@ -19,6 +18,7 @@ from vitkit.features.embed import Filled, fill
 from vitkit.features.export import check, export
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
+from vitkit.places import cache_folder
 from vitkit.runtime import Runtime
 from vitkit.speed.frozen import way
 from vitkit.types import Tick

@@ -16,7 +16,6 @@ from PIL import Image
 
 from vitkit.data.base import Source, Subset
 from vitkit.data.decode import decode
-from vitkit.data.food import cache_folder
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError, VitkitError
 from vitkit.features.embed import cached
@@ -24,6 +23,7 @@ from vitkit.features.search import Vectors, vectors
 from vitkit.jobs.embed import open_cache
 from vitkit.jobs.evaluate import part_of
 from vitkit.model.backbone import Backbone
+from vitkit.places import cache_folder
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Array
 

@@ -7,12 +7,21 @@ bound on its input follows from the weights (nothing can saturate, and e4m3 keep
 that a bound wastes). Weights have a scale per output. Scaling is the last step of the LayerNorm and of the GELU that
 precede a product. U_msa stays in bf16: quantizing the attention's output would cost what its product saves.
 
+Most of the error comes from the MLP's second layer, and a rounding done early is carried through every later block: in
+the first blocks that layer stays in bf16. [The log](../../docs/log.md) has what else was tried: scales that move the
+outliers of a LayerNorm into the weights, weights rounded so that their errors cancel, corrected biases.
+
+Small batches and narrow models are faster in bf16. The engine times both for every new shape, runs the faster, and
+says so if that is bf16.
+
 Legend: M = B T rows of tokens, D width.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from functools import partial
 from typing import cast
 
 import torch
@@ -20,6 +29,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
+from vitkit.speed.choices import fastest, milliseconds
 from vitkit.speed.fused import Fused, Layer, Normed, Products
 from vitkit.speed.kernels import FP8, FP8_MAX, linear_int8, multiply, to_int8
 
@@ -29,10 +39,12 @@ class EightBit(Products):
 
     Args:
         layer: the block's weights.
+        second: whether the MLP's second layer has 8 bits, too.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, second: bool) -> None:
         super().__init__(layer, tanh=True, splits=None)
+        self.second = second
         W1, b1 = (t.float() for t in layer.fc1)
         weight, bias = layer.norm2
         D = len(W1)
@@ -53,12 +65,14 @@ class EightBit(Products):
         return linear_int8(u[0], (matrix[first:], scale[first:]), cast(Tensor, u[1]), bias[first:], bias.dtype)
 
     def hidden(self, u: Normed) -> Tensor:
-        """GELU(u W_1 + b_1), in e4m3."""
-        bias = self.layer.fc1[1]
-        return linear_int8(u[0], self.small_fc1, cast(Tensor, u[1]), bias, bias.dtype, self.scale_h)
+        """GELU(u W_1 + b_1), in e4m3 if the second layer has 8 bits."""
+        bias, scale = self.layer.fc1[1], self.scale_h if self.second else None
+        return linear_int8(u[0], self.small_fc1, cast(Tensor, u[1]), bias, bias.dtype, gelu=True, scale=scale)
 
     def add(self, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
         """z, and h W_2, which the next LayerNorm adds to it."""
+        if not self.second:
+            return super().add(z, h)
         if (M := len(h)) not in self.rows:  # products take a scale per row
             self.rows[M] = torch.full((M, 1), self.scale_h, device=h.device)
         return z, multiply(h, self.small_fc2, self.rows[M], None, z.dtype)
@@ -71,14 +85,13 @@ def integers(W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Fp8(Fused):
-    """The fused engine with 8-bit products.
+    """The fused engine with 8-bit products, for the shapes that they make faster.
 
     Args:
         model: a ViT whose widths are multiples of 16.
         dtype: type of everything that is not an 8-bit product (default: as for Fused).
         graphs: whether small batches on CUDA are captured as graphs.
-        full: how many of the first blocks keep their full matrices (default: a third of them). Rounding done early is
-            carried through every later block: on real weights these blocks cost most of the agreement.
+        full: how many of the first blocks keep the MLP's second layer in full (default: a sixth of them).
     """
 
     def __init__(
@@ -92,6 +105,37 @@ class Fp8(Fused):
                 f"{sorted(w for w in widths if w % 16)}. Use the engine cuda-fused."
             )
         super().__init__(model, dtype, graphs)
-        first = c.num_hidden_layers // 3 if full is None else full
+        first = c.num_hidden_layers // 6 if full is None else full
         with torch.no_grad():
-            self.products = [by if i < first else EightBit(by.layer) for i, by in enumerate(self.plain)]
+            self.small: list[Products] = [EightBit(by.layer, i >= first) for i, by in enumerate(self.plain)]
+        self.remarks: dict[tuple[int, ...], str] = {}  # shape of pixels -> what was said about it; "" for 8 bits
+
+    def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """All equations, with 8-bit products if they are faster for these pixels."""
+        key = tuple(x.shape)
+        if key not in self.remarks:
+            self.remarks[key] = "" if self.pays(x, grid) else remark(x)
+            if self.remarks[key]:
+                warnings.warn(self.remarks[key], stacklevel=2)
+        self.products = self.plain if self.remarks[key] else self.small
+        return super().run(x, grid)
+
+    def pays(self, x: Tensor, grid: tuple[int, int]) -> bool:
+        """Whether 8 bits are faster than bf16; always true without a CUDA device, where they are only tested."""
+        if not x.is_cuda:
+            return True
+
+        def by(products: list[Products]) -> Tensor:
+            self.products = products
+            return super(Fp8, self).run(x, grid)
+
+        c, ways = self.config, {"8 bits": partial(by, self.small), "bf16": partial(by, self.plain)}
+        what = f"ViT {c.hidden_size}/{c.intermediate_size}, {c.num_hidden_layers} blocks, pixels {list(x.shape)}"
+        return fastest(f"{what}, {self.dtype}", ways, partial(milliseconds, times=3)) != "bf16"
+
+
+def remark(x: Tensor) -> str:
+    """The sentence that says that fp8 does not pay for these pixels."""
+    B, _, height, width = x.shape
+    images = "one image" if B == 1 else f"{B} images"
+    return f"For {images} of {height} x {width} pixels, bf16 is faster here than 8 bits: fp8 runs as cuda-fused."

@@ -34,6 +34,7 @@ from vitkit.model.config import GELUS
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
+from vitkit.speed.choices import fastest
 from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
@@ -93,9 +94,9 @@ class Products:
             return z.addmm_(h, W), None
         if M not in splits:
             other = z.clone()
-            ways: dict[int, Callable[[], object]] = {1: lambda: other.addmm_(h, W)}
-            ways |= {S: partial(parts, h, W, S) for S in (2, 4) if K % (8 * S) == 0}
-            splits[M] = min(ways, key=lambda S: _time(ways[S]))
+            ways: dict[str, Callable[[], object]] = {"1": lambda: other.addmm_(h, W)}
+            ways |= {str(S): partial(parts, h, W, S) for S in (2, 4) if K % (8 * S) == 0}
+            splits[M] = int(fastest(f"parts of a product {M} x {K} x {W.shape[1]}, {h.dtype}", ways) or 1)
         return (z, parts(h, W, splits[M])) if splits[M] > 1 else (z.addmm_(h, W), None)
 
 
@@ -232,7 +233,7 @@ class Fused:
         """Eqs. 6 and 7: [M, 3 h d] -> [M, h d]."""
         key = B, T, layer.heads
         if key not in self.kernels:
-            self.kernels[key] = fastest(qkv, *key)
+            self.kernels[key] = fastest_attention(qkv, *key)
         return self.kernels[key](qkv, layer.heads, B, T)
 
     def finish(self, z: Tensor, pending: Tensor | None, B: int) -> Tensor:
@@ -256,24 +257,6 @@ def _copy(module: torch.nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Ten
     return copy.deepcopy(module).to(dtype).eval()
 
 
-def _time(work: Callable[[], object], times: int = 10) -> float:
-    """Milliseconds of CUDA work without the time that launching it takes: small kernels finish before the next is
-    launched, so they are replayed from a graph."""
-    def many() -> None:
-        for _ in range(times):
-            work()
-
-    warm_up(work)
-    graph, _ = capture(many)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
 def parts(h: Tensor, W: Tensor, S: int) -> Tensor:
     """The S parts of h W, cut along its length, in fp32: [M, K], [K, N] -> [S M, N]."""
     a, b = h.unflatten(1, (S, -1)).transpose(0, 1), W.unflatten(0, (S, -1))
@@ -291,18 +274,21 @@ def by_torch(backend: SDPBackend) -> Attention:
     return run
 
 
-def fastest(qkv: Tensor, B: int, T: int, heads: int) -> Attention:
+ATTENTIONS: dict[str, Attention] = {
+    "cuDNN": by_torch(SDPBackend.CUDNN_ATTENTION),
+    "flash": by_torch(SDPBackend.FLASH_ATTENTION),
+    "efficient": by_torch(SDPBackend.EFFICIENT_ATTENTION),
+    "ours": attention,
+    "math": by_torch(SDPBackend.MATH),
+}
+
+
+def fastest_attention(qkv: Tensor, B: int, T: int, heads: int) -> Attention:
     """Time every attention kernel on these tensors; on the CPU there is one choice."""
     if not qkv.is_cuda:
-        return by_torch(SDPBackend.FLASH_ATTENTION)
-    ways = [by_torch(backend) for backend in
-            (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)]
-    if takes_attention(T, qkv.shape[1] // 3 // heads, qkv.dtype):
-        ways.append(attention)
-    found: list[tuple[float, Attention]] = []
-    for way in ways:
-        try:
-            found.append((_time(partial(way, qkv, heads, B, T)), way))
-        except RuntimeError:        # this kernel does not take these shapes or this type
-            continue
-    return min(found, key=lambda pair: pair[0])[1] if found else by_torch(SDPBackend.MATH)
+        return ATTENTIONS["flash"]
+    size = qkv.shape[1] // 3 // heads
+    ways = {name: partial(way, qkv, heads, B, T) for name, way in ATTENTIONS.items() if name != "math"}
+    if not takes_attention(T, size, qkv.dtype):
+        del ways["ours"]
+    return ATTENTIONS[fastest(f"attention of {B} x {T} tokens, {heads} heads of {size}, {qkv.dtype}", ways) or "math"]

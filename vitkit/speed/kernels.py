@@ -9,7 +9,6 @@ Legend: M = B T rows of tokens, D width.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +57,7 @@ def to_int8(x: Tensor, scale: Tensor) -> Tensor:
         scale: [rows]; filled with the largest absolute value of each row / 127.
     """
     scale.copy_(x.float().abs().amax(1).clamp(min=1e-12) / 127)
-    return (x.float() / scale[:, None] + 0.5).floor().to(torch.int8)
+    return (x.float() / scale[:, None]).round().to(torch.int8)
 
 
 def plain_add_norm(
@@ -69,7 +68,7 @@ def plain_add_norm(
     bias: Tensor,
     eps: float,
     total: Tensor | None,
-    scale: float | Tensor | None,
+    scale: Tensor | None,
 ) -> Tensor:
     """Compute `add_norm` in plain torch, in fp32 like the kernel."""
     x = a.float()
@@ -79,9 +78,7 @@ def plain_add_norm(
     if total is not None:
         total.copy_(x)
     x = F.layer_norm(x + shift.float(), x.shape[-1:], weight.float(), bias.float(), eps)
-    if isinstance(scale, Tensor):
-        return to_int8(x, scale)
-    return x.to(a.dtype) if scale is None else to_fp8(x, scale)
+    return x.to(a.dtype) if scale is None else to_int8(x, scale)
 
 
 def add_norm(
@@ -92,8 +89,7 @@ def add_norm(
     bias: Tensor,
     eps: float,
     total: Tensor | None = None,
-    scale: float | Tensor | None = None,
-    **launch: Any,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Return LN(a + b + shift), and optionally store the sum a + b.
 
@@ -105,9 +101,7 @@ def add_norm(
         bias: [D] of the LayerNorm.
         eps: of the LayerNorm.
         total: [M, D]; filled with a + b; may be `a` itself.
-        scale: a number makes the result LN(...) / scale in fp8; a tensor [M] is filled with one scale per row and
-            makes the result int8.
-        launch: rows and warps per program, for measurements.
+        scale: [M]; filled with one scale per row, which makes the result int8 (default: none, the type of `a`).
     """
     if not by_triton(a):
         return plain_add_norm(a, b, shift, weight, bias, eps, total, scale)
@@ -117,11 +111,10 @@ def add_norm(
 
     M, D = a.shape
     R = M if b is None else min(M, len(b))
-    of_rows = isinstance(scale, Tensor)
-    dtype = a.dtype if scale is None else torch.int8 if of_rows else FP8
-    out = torch.empty(M, D, device=a.device, dtype=dtype)
-    rows, warps = launch.get("rows", 1), launch.get("warps", 1 if M >= 4096 and b is None and D <= 1024 else 4)
-    triton_kernels.add_norm[(triton.cdiv(M, rows),)](
+    out = torch.empty(M, D, device=a.device, dtype=a.dtype if scale is None else torch.int8)
+    left = triton.next_power_of_2(D) // 2
+    warps, programs, stages = (1, 16 * processors(a), 3) if M >= 4096 else (4, M, 1)
+    triton_kernels.add_norm[(min(M, programs),)](
         a,
         b if b is not None else a,
         shift,
@@ -129,18 +122,18 @@ def add_norm(
         bias,
         total if total is not None else a,
         out,
-        scale if of_rows else weight,
+        scale if scale is not None else weight,
         M,
         R,
-        D,
         eps,
-        1 / scale if isinstance(scale, float) else 1.0,
+        D=D,
         PARTS=0 if b is None else len(b) // R,
         SUM=total is not None,
-        TO_FP8=dtype == FP8,
-        TO_INT8=of_rows,
-        ROWS=rows,
-        WIDTH=triton.next_power_of_2(D),
+        TO_INT8=scale is not None,
+        LEFT=left,
+        RIGHT=triton.next_power_of_2(D - left),
+        PROGRAMS=programs,
+        STAGES=stages,
         num_warps=warps,
     )
     return out
@@ -177,9 +170,15 @@ def attention(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
 
 
 def linear_int8(
-    a: Tensor, b: tuple[Tensor, Tensor], scale_a: Tensor, bias: Tensor, dtype: torch.dtype, scale: float | None = None
+    a: Tensor,
+    b: tuple[Tensor, Tensor],
+    scale_a: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    gelu: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
-    """Return a b^T scale_a scale_b + bias for 8-bit integers; with `scale`, GELU of that / scale in fp8; in one pass.
+    """Return a b^T scale_a scale_b + bias for 8-bit integers, or GELU of that, in one pass.
 
     Args:
         a: [M, K] int8.
@@ -187,12 +186,14 @@ def linear_int8(
         scale_a: [M], scales of the rows of a.
         bias: [N].
         dtype: type of the result without `scale`.
-        scale: scale of the fp8 result (the first layer of an MLP); None for no GELU.
+        gelu: whether the result goes through a GELU (tanh form).
+        scale: a number makes the result fp8, divided by it.
     """
     matrix, scale_b = b
     if not by_triton(a):
         x = (a.float() @ matrix.float().mT) * (scale_a[:, None] * scale_b) + bias.float()
-        return x.to(dtype) if scale is None else to_fp8(F.gelu(x, approximate="tanh"), scale)
+        x = F.gelu(x, approximate="tanh") if gelu else x
+        return x.to(dtype) if scale is None else to_fp8(x, scale)
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -200,12 +201,15 @@ def linear_int8(
 
     (M, K), N = a.shape, len(matrix)
     out = torch.empty(M, N, device=a.device, dtype=dtype if scale is None else FP8)
-    BM, BN, BK = (128, 256, 128) if M >= 4096 else (64, 64, 128)
-    at, programs = TensorDescriptor.from_tensor, processors(a)
+    # A program of an integer product waits for each step of it, so two share a multiprocessor: one computes, one waits.
+    # A tile of 16-bit results is stored in halves, or its memory would leave no room for the second program.
+    many = M >= 4096
+    (BM, BN, BK), halves = (128, 128, 128) if many else (64, 64, 128), many and out.itemsize > 1
+    at, programs = TensorDescriptor.from_tensor, processors(a) * (2 if many else 1)
     triton_kernels.linear_int8[(min(programs, triton.cdiv(M, BM) * triton.cdiv(N, BN)),)](
         at(a, [BM, BK]),
         at(matrix, [BN, BK]),
-        at(out, [BM, BN]),
+        at(out, [BM, BN // 2 if halves else BN]),
         bias,
         scale_a,
         scale_b,
@@ -213,14 +217,17 @@ def linear_int8(
         M,
         N,
         K,
-        GELU=scale is not None,
+        GELU=gelu,
+        APPROXIMATE=a.is_cuda,
+        TO_FP8=scale is not None,
+        HALVES=halves,
         BM=BM,
         BN=BN,
         BK=BK,
         PROGRAMS=programs,
         GROUP=8,
-        num_warps=8 if M >= 4096 else 4,
-        num_stages=4 if out.dtype == FP8 else 3,  # a wider result leaves less shared memory
+        num_warps=4,
+        num_stages=3,
     )
     return out
 

@@ -56,8 +56,11 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
             return graphed(run)
         return run
 
+    built: dict[str, Callable[[Tensor], Any]] = {}
+
     def engine(name: str) -> Run:
-        return on_batch(int8(model, 0) if name == "openvino-int8" else ENGINES[name].build(model))
+        built[name] = int8(model, 0) if name == "openvino-int8" else ENGINES[name].build(model)
+        return on_batch(built[name])
 
     def eager(name: str) -> Run:
         return on_batch(randomize(PEERS[name](c)).eval().to(device, dtype))
@@ -67,7 +70,8 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         return on_batch(torch.compile(theirs, dynamic=False, **how), graph)
 
     for name in dict.fromkeys(chosen(name, model) for name in options.engine or OURS[device.type]):
-        found.add("ours", name, partial(engine, name))
+        if found.add("ours", name, partial(engine, name)):
+            found.notes += [f"{name}: {said}" for said in getattr(built[name], "remarks", {}).values() if said]
     for r in options.merge or ():
         found.add("ours", f"openvino-int8, merge {r}", lambda r=r: on_batch(int8(model, r)))  # type: ignore[misc]
     single = cuda and batch == 1  # launching kernels takes most of the time, so compiled models run as CUDA graphs

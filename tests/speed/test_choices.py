@@ -1,0 +1,79 @@
+"""A choice by timing is made once per device, shape and version, and the next process reads it from disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vitkit.speed import choices
+
+TIMES = {"slow": 3.0, "quick": 1.0, "middling": 2.0}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    choices._known.cache_clear()
+    yield tmp_path / "cache"
+    choices._known.cache_clear()
+
+
+def choose(what: str, names: tuple[str, ...] = tuple(TIMES)) -> tuple[str | None, list[str]]:
+    """The choice, and what was timed for it, in the order of the first turn."""
+    timed = []
+
+    def time(work) -> float:
+        timed.append(work())
+        if work() == "broken":
+            raise RuntimeError("does not take this shape")
+        return TIMES[work()]
+
+    best = choices.fastest(what, {name: lambda name=name: name for name in names}, time)
+    return best, list(dict.fromkeys(timed))
+
+
+def test_the_fastest_is_chosen_once_and_a_new_process_reads_it(folder) -> None:
+    assert choose("a product") == ("quick", list(TIMES))
+    assert choose("a product") == ("quick", [])
+    choices._known.cache_clear()  # as in a new process
+    assert choose("a product") == ("quick", [])
+    assert choose("another product", ("slow", "middling")) == ("middling", ["slow", "middling"])
+    assert len(json.loads((folder / choices.NAME).read_text(encoding="utf-8"))) == 2
+
+
+def test_other_ways_or_another_version_are_timed_again(folder, monkeypatch) -> None:
+    choose("a product")
+    assert choose("a product", ("slow", "middling"))[1] == ["slow", "middling"]
+    monkeypatch.setattr(choices, "_where", lambda: "another device")
+    assert choose("a product")[1] == list(TIMES)
+
+
+def test_what_cannot_run_is_not_chosen(folder) -> None:
+    assert choose("a product", ("broken", "slow"))[0] == "slow"
+    assert choose("another", ("broken",))[0] is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_damaged_file_is_replaced(folder, text) -> None:
+    folder.mkdir()
+    (folder / choices.NAME).write_text(text, encoding="utf-8")
+    assert choose("a product")[0] == "quick"
+    assert list(json.loads((folder / choices.NAME).read_text(encoding="utf-8")).values()) == ["quick"]
+
+
+def test_without_a_cache_folder_it_still_chooses(folder) -> None:
+    folder.write_text("a file where the folder should be", encoding="utf-8")
+    assert choose("a product")[0] == "quick"
+
+
+def test_choices_of_two_processes_are_both_kept(folder) -> None:
+    choose("a product")
+    choices._known.cache_clear()
+    choices._known()
+    path = folder / choices.NAME
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"of another process": "x"}), encoding="utf-8"
+    )
+    choose("another product")
+    assert len(json.loads(path.read_text(encoding="utf-8"))) == 3

@@ -1,0 +1,111 @@
+"""Choices by timing: which of several ways to compute the same thing is fastest here.
+
+A choice is made once and kept on disk in `kernels.json`, in vitkit's cache folder, so that the next process does not
+time again. Its key names everything that the answer depends on: the device, the versions of torch, Triton and vitkit,
+what is computed and the shapes. A file that cannot be read or written costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+import vitkit
+from vitkit.cuda_capture import capture, warm_up
+from vitkit.places import cache_folder
+
+NAME = "kernels.json"
+TURNS = 3  # each way is timed so often, in turns, because a device's speed changes; its best time counts
+Ways = Mapping[str, Callable[[], object]]  # {name: CUDA work}
+
+
+def milliseconds(work: Callable[[], object], times: int = 10) -> float:
+    """Time CUDA work without the time that launching it takes.
+
+    Small kernels finish before the next is launched, so the work is replayed from a graph.
+
+    Args:
+        work: CUDA work.
+        times: how often it is repeated in the graph; the result is for all repetitions.
+    """
+
+    def many() -> None:
+        for _ in range(times):
+            work()
+
+    warm_up(work)
+    graph, _ = capture(many)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def fastest(what: str, ways: Ways, time: Callable[[Callable[[], object]], float] = milliseconds) -> str | None:
+    """Return the name of the fastest way; None if none of them runs.
+
+    Args:
+        what: what is computed, with its shapes and types.
+        ways: what to choose from; one that raises does not take these shapes or types.
+        time: returns how long a way takes, in any unit.
+    """
+    key = f"{_where()}; {what}; of {', '.join(ways)}"
+    if (known := _known().get(key)) in ways:
+        return known
+    took: dict[str, float] = {}
+    for turn in range(TURNS):
+        for name, work in ways.items():
+            if turn and name not in took:
+                continue
+            with contextlib.suppress(Exception):  # kernels and their compilers raise every kind of error
+                took[name] = min(time(work), took.get(name, math.inf))
+    if not took:
+        return None
+    _remember(key, best := min(took, key=lambda name: took[name]))
+    return best
+
+
+@functools.cache
+def _where() -> str:
+    try:
+        from triton import __version__ as triton
+    except ImportError:
+        triton = "none"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return f"{device}; torch {torch.__version__}; triton {triton}; vitkit {vitkit.__version__}"
+
+
+@functools.cache
+def _known() -> dict[str, str]:
+    """Return the choices of earlier processes; this one adds to them."""
+    return _read(cache_folder() / NAME)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(key: str, name: str) -> None:
+    _known()[key] = name
+    folder = cache_folder()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        together = _read(folder / NAME) | {key: name}  # another process may have added its own
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".vitkit-", delete=False) as file:
+            json.dump(together, file, indent=1)
+        os.replace(file.name, folder / NAME)
