@@ -378,6 +378,18 @@ FAULTS: dict[str, Fault] = {
         "int(self.settings.max_megabytes * 10 * 2**20)",
         "server/test_api.py",
     ),
+    "connections start in the order of arrival": fault(
+        "server/server.py",
+        'if sockets is None or sys.platform == "win32":',
+        "if True:",
+        "server/test_accepting.py",
+    ),
+    "predictions wait for explanations": fault(
+        "server/service.py",
+        "            return job(self.model, self.normalized(x[None]))",
+        "            with self.compute:\n                return job(self.model, self.normalized(x[None]))",
+        "server/test_attack.py",
+    ),
     "a batch larger than the limit": fault(
         "server/batching.py",
         "range(min(self.max_batch, len(self._waiting)))",
