@@ -255,8 +255,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the running average moves by decay instead of the rest": fault(
         "training/optim.py",
-        "list(self.model.parameters()), 1 - self.decay",
-        "list(self.model.parameters()), self.decay",
+        "self._live, 1 - self.decay",
+        "self._live, self.decay",
         "training/test_parts.py",
     ),
     "a resumed run forgets the optimiser": fault(
