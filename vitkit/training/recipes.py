@@ -264,7 +264,7 @@ _FASHION_ADAMW = Recipe(
 )
 _FASHION_MUON = replace(
     _FASHION_ADAMW,
-    source="ours, chosen on a held-out part of train",
+    source="ours; the size of patches was chosen on a held-out part of train, nothing else yet",
     config=replace(_FASHION, num_attention_heads=4, pool="mean", class_token=False),
     expect="Fashion-MNIST (idx:DIR) from scratch; not measured yet (fashion-adamw: 94.0%).",
     epochs=250,
