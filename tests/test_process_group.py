@@ -117,6 +117,7 @@ def launched(work: Callable[[], object], restart: int = 0) -> int:
     """Return how a launcher ended whose process does this work: its exit code, or the signal that it got."""
 
     def launcher(rank: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other libraries may have set a handler in this process
         os.environ |= {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": str(restart)}
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
         if process := os.fork():
