@@ -123,6 +123,21 @@ def test_large_images_have_a_lower_priority() -> None:
     pool.shutdown()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_explanations_have_a_lower_priority_than_predictions(client_with) -> None:
+    service = client_with().app.service
+    mine = os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+    def priority(*_: object) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert asyncio.run(service.explain(Upload("a.png", photo()), priority)) == min(mine + NICE, 19)
+    seen: list[int] = []
+    service.logits.observe = lambda size, seconds: seen.append(priority())
+    asyncio.run(service.predict([Upload("a.png", photo())], 1))
+    assert seen == [mine]
+
+
 def test_the_app_sees_a_request_only_when_all_of_it_has_arrived(client_with) -> None:
     """Hundreds of requests that send a byte now and then would each wake the app for every byte."""
     import asyncio

@@ -66,6 +66,7 @@ class Batcher(Generic[T, R]):
         max_delay: maximum seconds that an item waits for others that are expected.
         max_queue: maximum number of items reserved and not yet answered.
         observe: called with the size and the seconds of every batch.
+        start: called first in the thread (default: nothing).
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Batcher(Generic[T, R]):
         max_delay: float,
         max_queue: int,
         observe: Callable[[int, float], None] = lambda size, seconds: None,
+        start: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.max_batch, self.max_delay, self.max_queue = run, max_batch, max_delay, max_queue
-        self.observe = observe
+        self.observe, self.start = observe, start
         self.held = 0  # reserved and not yet released
         self.coming = 0  # reserved, not yet submitted, and expected soon
         self.rate = 0.0  # moving average of items per second
@@ -158,6 +160,7 @@ class Batcher(Generic[T, R]):
             return [self._waiting.popleft() for _ in range(min(self.max_batch, len(self._waiting)))]
 
     def _work(self) -> None:
+        self.start()
         while batch := self._gather():
             batch = [one for one in batch if one.answer.set_running_or_notify_cancel()]
             if not batch:  # every client of this batch has disconnected

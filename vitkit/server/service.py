@@ -31,7 +31,7 @@ from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
 from vitkit.server.exploring import ExplorablePage
-from vitkit.server.fair import LARGE, Budget, FairPool
+from vitkit.server.fair import LARGE, Budget, FairPool, lower_priority
 from vitkit.server.metrics import Metrics
 from vitkit.server.photos import Photos
 from vitkit.server.settings import Settings
@@ -96,10 +96,17 @@ class Service:
         self.budget = Budget(most, most / 200)
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
         self.features: Batcher[Tensor, Array] = self._batcher("embed", partial(self._run, self._features))
-        self.jobs: Batcher[Job, Any] = self._batcher("explain", lambda jobs: [job() for job in jobs], max_batch=1)
+        # At a low priority: an explanation takes as long as many predictions, which go first on busy processors.
+        self.jobs: Batcher[Job, Any] = self._batcher(
+            "explain", lambda jobs: [job() for job in jobs], max_batch=1, start=lower_priority
+        )
 
     def _batcher(
-        self, work: str, run: Callable[[Sequence[T]], Sequence[R]], max_batch: int | None = None
+        self,
+        work: str,
+        run: Callable[[Sequence[T]], Sequence[R]],
+        max_batch: int | None = None,
+        start: Callable[[], None] = lambda: None,
     ) -> Batcher[T, R]:
         s = self.settings
         sizes, times = self.metrics.batch_size.labels(work), self.metrics.batch_seconds.labels(work)
@@ -109,7 +116,12 @@ class Service:
             times.observe(seconds)
 
         batcher = self.batcher(
-            run, max_batch=max_batch or s.max_batch, max_delay=s.max_delay, max_queue=s.max_queue, observe=observe
+            run,
+            max_batch=max_batch or s.max_batch,
+            max_delay=s.max_delay,
+            max_queue=s.max_queue,
+            observe=observe,
+            start=start,
         )
         self.metrics.waiting.labels(work).set_function(lambda: batcher.held)
         return batcher
