@@ -30,7 +30,7 @@ def noise(width: int, height: int, seed: int = 0, channels: int = 3) -> Array:
 
 
 def by_pillow(image: Array, spec: InputSpec) -> Array:
-    """[C, H, W], the whole image resized and then cropped, as nobody could get wrong."""
+    """[C, H, W], the whole image resized and then cropped: the simplest way."""
     H, W = spec.size
     across, down = axes(image.shape[1], image.shape[0], spec)
     whole = Image.fromarray(image if image.shape[2] == 3 else image[:, :, 0])

@@ -107,7 +107,7 @@ def test_no_room_for_connections_is_waited_out(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_process_is_prepared_before_it_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A full collection of all objects of the libraries took up to a second, in which nobody was answered."""
+    """A full collection of all objects of the libraries took up to a second, in which no client was answered."""
     called: dict[str, object] = {}
     monkeypatch.setattr(gc, "freeze", lambda: called.update(frozen=True))
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: called.update(seconds=seconds))
