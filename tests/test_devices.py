@@ -39,11 +39,15 @@ def test_nothing_starts_once_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_machine_without_a_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
     def missing(name: str) -> None:
+        tried.append(name)
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(devices.ctypes, "CDLL", missing)
     devices._start_cuda()
+    assert len(tried) == 1
 
 
 def test_load_takes_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
