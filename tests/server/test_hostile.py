@@ -84,15 +84,18 @@ def test_too_large_is_heard_by_one_who_is_still_sending(server: tuple[int, int])
     assert b"larger than the 32 MB" in answer.body
 
 
-def test_schemathesis(service) -> None:
+def test_schemathesis() -> None:
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis.errors import Unsatisfiable
     from schemathesis import checks
 
+    from tests.server.conftest import tiny
     from vitkit.server.app import create_app
+    from vitkit.server.service import Service
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(service))
+    # Not the service that tests share: schemathesis stops the app after the test, and the app closes its service.
+    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(Service(tiny())))
     wanted = [
         checks.not_a_server_error,
         schemathesis.checks.CHECKS.get_one("status_code_conformance"),
