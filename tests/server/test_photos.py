@@ -80,6 +80,16 @@ def test_numbers_that_are_no_photo(client) -> None:
         assert client.get(f"/v1/photos/{path}").status_code in (404, 422)
 
 
+@pytest.mark.parametrize("content", [b"broken", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n"])
+def test_a_photo_that_was_damaged_since_is_a_sentence(client, run: Path, content: bytes) -> None:
+    for path in (run.parent / "pets").rglob("*.png"):
+        path.write_bytes(content)
+    for number in ("0", "0?thumbnail=true"):
+        refused = client.get(f"/v1/photos/{number}")
+        assert (refused.status_code, refused.json()["kind"]) == (422, "BadImage"), refused.text
+        assert "not an image in a format that vitkit reads" in refused.json()["error"]
+
+
 def test_photos_need_the_token(run: Path) -> None:
     from vitkit import load
 

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.base import Source, Subset
-from vitkit.data.decode import decode
+from vitkit.data.decode import decode, header
 from vitkit.data.sources import open_splits, parse
 from vitkit.errors import DataError, VitkitError
 from vitkit.features.embed import cached
@@ -85,9 +85,9 @@ class RunPhotos:
         source, i = self._find(number)
         raw = source.raw(i)
         if isinstance(raw, bytes):
-            with Image.open(io.BytesIO(raw)) as image:
-                if image.format in SHOWN:
-                    return raw, SHOWN[image.format]
+            kind = header(raw, source.names[i]).format
+            if kind in SHOWN:
+                return raw, SHOWN[kind]
         out = io.BytesIO()
         decode(raw, source.names[i]).save(out, "PNG")
         return out.getvalue(), "image/png"
