@@ -147,6 +147,12 @@ def test_an_unreadable_photo_hides_nothing(place, tmp_path):
     hits = vitkit.search(tiny(), tmp_path / "set", tmp_path / "set/red/1.png", count=9, cache=tmp_path, workers=0)[0]
     assert len(hits) == 5
     assert hits[0].filepath.endswith("red/1.png")
+    words = ["search", str(tmp_path / "set"), "--from", str(place / "tiny.safetensors"), "--cache", str(tmp_path)]
+    for what in ("--near-duplicates", str(tmp_path / "set/red/1.png")):
+        run = CliRunner().invoke(app, [*words, what, "--workers", "0"])
+        assert run.exit_code == 1, run.output
+        assert run.stderr.count("vitkit: skipped red/0.png: the file is empty (0 bytes)") == 1
+        assert "6 images" not in run.stdout
 
 
 # what to label next

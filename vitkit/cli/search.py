@@ -72,8 +72,10 @@ def search(
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)
     kept = open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
+    skipped: list[str] = []
     with common.counting("embedding", sum(map(len, sources.values()))) as tick:
         how: dict[str, Any] = {"features": features, "batch_size": batch_size, "workers": workers, "runtime": runtime}
+        how["on_bad"] = lambda name, why: skipped.append(why)
         if near:
             found = job.near_duplicates(model, sources, kept, similarity=similarity, progress=tick, **how)
         else:
@@ -83,7 +85,7 @@ def search(
         print(json.dumps({"data": data, key: [[asdict(hit) for hit in hits] for hits in found]}, indent=1))
     elif near:
         some = "no near-duplicates" if not found else f"{len(found)} group{'s' if len(found) > 1 else ''}"
-        print(f"{some} among {sum(map(len, sources.values())):,} images")
+        print(f"{some} among {sum(map(len, sources.values())) - len(skipped):,} images")
         for hits in found:
             print()
             for hit in hits:
@@ -95,3 +97,7 @@ def search(
                 print(f"  {hit.similarity:.3f}  {hit.filepath}{f'  ({hit.label})' if hit.label else ''}")
     if export is not None:
         print(f"wrote {job.export_hits(found, export)}", file=sys.stderr if as_json else sys.stdout)
+    for why in skipped:
+        print(f"vitkit: skipped {why}", file=sys.stderr)
+    if skipped:
+        raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def search(
     runtime: Runtime | None = None,
     progress: Tick | None = None,
     bad_images: BadImages = "skip",
+    on_bad: Callable[[str, str], None] = lambda name, why: None,
 ) -> list[list[Hit]]:
     """Find the images that are most similar to each query, exactly.
 
@@ -93,6 +94,7 @@ def search(
         runtime: device and precision.
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`, for the images of the data; a query must be readable.
+        on_bad: called with (name, reason) for every image that is skipped.
     """
     if count < 1:
         raise ConfigError(f"count must be at least 1; got {count}.")
@@ -100,11 +102,14 @@ def search(
     asked = fill(model, Images(queries), cache, workers=0, **how).read()
     found: list[list[Hit]] = [[] for _ in asked.names]
     for split, source in sources.items():
-        rows = vectors(fill(model, source, cache, workers=workers, progress=progress, bad_images=bad_images, **how))
+        filled = fill(model, source, cache, workers=workers, progress=progress, bad_images=bad_images, **how)
+        rows = vectors(filled)
         places, similarity = rows.search(asked.features, count)
         for q, query in enumerate(asked.names):
             for i, value in zip(places[q], similarity[q], strict=True):
                 found[q].append(_hit(query, 0, (split, source, int(i)), float(value)))
+        for name, why in filled.skipped:
+            on_bad(name, why)
     best = [sorted(hits, key=lambda hit: -hit.similarity)[:count] for hits in found]
     return [[Hit(**{**asdict(hit), "rank": n}) for n, hit in enumerate(hits, 1)] for hits in best]
 
@@ -121,6 +126,7 @@ def near_duplicates(
     runtime: Runtime | None = None,
     progress: Tick | None = None,
     bad_images: BadImages = "skip",
+    on_bad: Callable[[str, str], None] = lambda name, why: None,
 ) -> list[list[Hit]]:
     """Find the images of a data set that are nearly the same, within and across its parts.
 
@@ -135,6 +141,7 @@ def near_duplicates(
         runtime: device and precision.
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
+        on_bad: called with (name, reason) for every image that is skipped.
 
     Returns:
         Groups of images that are joined by pairs, the largest first. The first image of a group is the `query` that
@@ -143,10 +150,12 @@ def near_duplicates(
     if similarity is not None and not 0 < similarity <= 1:
         raise ConfigError(f"Expected a similarity above 0 and at most 1; got {similarity:g}.")
     how: dict[str, Any] = {"features": features, "batch_size": batch_size, "runtime": runtime, "workers": workers}
-    found = [
-        (split, source, vectors(fill(model, source, cache, progress=progress, bad_images=bad_images, **how)))
-        for split, source in sources.items()
-    ]
+    found = []
+    for split, source in sources.items():
+        filled = fill(model, source, cache, progress=progress, bad_images=bad_images, **how)
+        found.append((split, source, vectors(filled)))
+        for name, why in filled.skipped:
+            on_bad(name, why)
     rows = np.concatenate([one.rows() for _, _, one in found])
     places = [(split, source, int(i)) for split, source, one in found for i in one.index]
     joined = groups(close_features(rows, similarity))
