@@ -664,7 +664,7 @@ def guided(kind: str, seed: int, seconds: float) -> None:
     try:
         import atheris  # type: ignore[import-not-found]
     except ImportError:
-        raise SystemExit("this needs atheris: pip install atheris") from None
+        raise SystemExit("This needs atheris: pip install 'vitkit[fuzz]'") from None
     logging.getLogger("vitkit").setLevel(logging.ERROR)
     place = Path(tempfile.mkdtemp())  # atheris ends the process, so nothing after it runs
     (place / "corpus").mkdir()
