@@ -45,6 +45,12 @@ def attention() -> list[Tensor]:
     return [kernels.attention(torch.randn(2 * 21, 3 * 32).half(), 2, 2, 21).float()]
 
 
+def attention_loop(T: int, size: int) -> list[Tensor]:
+    qkv = torch.randn(2 * T, 3 * 2 * size).half()
+    qkv[T:, 4 * size :] = float("nan") if kernels.by_triton(qkv) else 0.0  # values of the second image
+    return [kernels.attention_loop(qkv, 2, 2, T)[:T].float()]  # do not reach the first
+
+
 def linear_int8(rows: int = 70, inner: int = 160, gelu: bool = False, scale: float | None = None) -> list[Tensor]:
     of_a, of_b, bias = torch.empty(rows), torch.empty(80), torch.randn(80)
     a, b = kernels.to_int8(torch.randn(rows, inner), of_a), kernels.to_int8(torch.randn(80, inner), of_b)
@@ -125,6 +131,8 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "add_norm of a power of two": (partial(add_norm, 32), 1e-5),
     "add_norm of an odd width": (partial(add_norm, 41), 1e-5),
     "attention": (attention, 2e-3),
+    "attention_loop": (partial(attention_loop, 101, 64), 2e-3),
+    "attention_loop of heads of 80": (partial(attention_loop, 65, 80), 2e-3),
     "linear_int8": (linear_int8, 1e-5),
     "linear_int8 of many rows": (partial(linear_int8, 4096, 16), 1e-5),
     "linear_int8 and GELU": (partial(linear_int8, gelu=True), 1e-5),

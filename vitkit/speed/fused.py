@@ -35,7 +35,14 @@ from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
 from vitkit.speed.choices import fastest
-from vitkit.speed.kernels import add_norm, attention, flat_patches, takes_attention
+from vitkit.speed.kernels import (
+    add_norm,
+    attention,
+    attention_loop,
+    flat_patches,
+    takes_attention,
+    takes_attention_loop,
+)
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 SMALL = 4096        # tokens per batch up to which launching kernels takes longer than running them
@@ -279,6 +286,7 @@ ATTENTIONS: dict[str, Attention] = {
     "flash": by_torch(SDPBackend.FLASH_ATTENTION),
     "efficient": by_torch(SDPBackend.EFFICIENT_ATTENTION),
     "ours": attention,
+    "ours, many images": attention_loop,
     "math": by_torch(SDPBackend.MATH),
 }
 
@@ -291,4 +299,6 @@ def fastest_attention(qkv: Tensor, B: int, T: int, heads: int) -> Attention:
     ways = {name: partial(way, qkv, heads, B, T) for name, way in ATTENTIONS.items() if name != "math"}
     if not takes_attention(T, size, qkv.dtype):
         del ways["ours"]
+    if not takes_attention_loop(T, size, qkv.dtype):
+        del ways["ours, many images"]
     return ATTENTIONS[fastest(f"attention of {B} x {T} tokens, {heads} heads of {size}, {qkv.dtype}", ways) or "math"]

@@ -81,6 +81,95 @@ def attention(qkv, out, T, width, scale, BQ: tl.constexpr, BT: tl.constexpr, SIZ
 
 
 @triton.jit
+def values(v_at, row, column, first, T, KEYS: tl.constexpr, LAST: tl.constexpr):
+    """v of some keys. Rows beyond the image's tokens are another image's and must not matter, even if they are NaN."""
+    v = v_at.load([row + first, column])
+    if LAST:
+        v = tl.where((first + tl.arange(0, KEYS) < T)[:, None], v, 0.0)
+    return v
+
+
+@triton.jit
+def masked(S, first, T, KEYS: tl.constexpr, LAST: tl.constexpr):
+    """Scores of some keys, of which the last may be beyond the image's tokens."""
+    if LAST:
+        S = tl.where((first + tl.arange(0, KEYS) < T)[None, :], S, float("-inf"))
+    return S
+
+
+@triton.jit
+def attention_loop(q_at, q_rest_at, a_at, a_rest_at, b_at, b_rest_at, c_at, c_rest_at, out, T, width, scale,
+                   BQ: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MAIN: tl.constexpr,
+                   REST: tl.constexpr, LOOP: tl.constexpr):
+    """See kernels.attention_loop; a program handles a head of an image, BQ queries at a time, with all keys at once,
+    which it loads once. The keys are in up to three parts, A + B + C >= T, and a head in two, MAIN + REST: each a power
+    of two. Results are stored in halves, or their shared memory would leave no room for a third program on a
+    multiprocessor."""
+    head, image = tl.program_id(0), tl.program_id(1)
+    row, column = image * T, head * (MAIN + REST)
+    of_k, of_v = width + column, 2 * width + column
+    k_a, v_a = a_at.load([row, of_k]), values(a_at, row, of_v, 0, T, A, B == 0)
+    if REST > 0:
+        kr_a, vr_a = a_rest_at.load([row, of_k + MAIN]), values(a_rest_at, row, of_v + MAIN, 0, T, A, B == 0)
+    if B > 0:
+        k_b, v_b = b_at.load([row + A, of_k]), values(b_at, row, of_v, A, T, B, C == 0)
+        if REST > 0:
+            kr_b, vr_b = b_rest_at.load([row + A, of_k + MAIN]), values(b_rest_at, row, of_v + MAIN, A, T, B, C == 0)
+    if C > 0:
+        k_c, v_c = c_at.load([row + A + B, of_k]), values(c_at, row, of_v, A + B, T, C, True)
+        if REST > 0:
+            kr_c = c_rest_at.load([row + A + B, of_k + MAIN])
+            vr_c = values(c_rest_at, row, of_v + MAIN, A + B, T, C, True)
+    for i in range(LOOP):
+        q = q_at.load([row + i * BQ, column])
+        S_a = tl.dot(q, k_a.T)
+        if REST > 0:
+            q_rest = q_rest_at.load([row + i * BQ, column + MAIN])
+            S_a = tl.dot(q_rest, kr_a.T, S_a)
+        S_a = masked(S_a, 0, T, A, B == 0)
+        top = tl.max(S_a, axis=1)
+        if B > 0:
+            S_b = tl.dot(q, k_b.T)
+            if REST > 0:
+                S_b = tl.dot(q_rest, kr_b.T, S_b)
+            S_b = masked(S_b, A, T, B, C == 0)
+            top = tl.maximum(top, tl.max(S_b, axis=1))
+        if C > 0:
+            S_c = tl.dot(q, k_c.T)
+            if REST > 0:
+                S_c = tl.dot(q_rest, kr_c.T, S_c)
+            S_c = masked(S_c, A + B, T, C, True)
+            top = tl.maximum(top, tl.max(S_c, axis=1))
+        top = (top * scale)[:, None]
+        P_a = tl.exp2(S_a * scale - top)
+        total = tl.sum(P_a, axis=1)
+        o = tl.dot(P_a.to(v_a.dtype), v_a)
+        if REST > 0:
+            o_rest = tl.dot(P_a.to(v_a.dtype), vr_a)
+        if B > 0:
+            P_b = tl.exp2(S_b * scale - top)
+            total += tl.sum(P_b, axis=1)
+            o = tl.dot(P_b.to(v_b.dtype), v_b, o)
+            if REST > 0:
+                o_rest = tl.dot(P_b.to(v_b.dtype), vr_b, o_rest)
+        if C > 0:
+            P_c = tl.exp2(S_c * scale - top)
+            total += tl.sum(P_c, axis=1)
+            o = tl.dot(P_c.to(v_c.dtype), v_c, o)
+            if REST > 0:
+                o_rest = tl.dot(P_c.to(v_c.dtype), vr_c, o_rest)
+        query = i * BQ + tl.arange(0, BQ)
+        at = out + (row + query).to(tl.int64)[:, None] * width + column
+        inside, e = (query < T)[:, None], tl.arange(0, MAIN // 2)[None, :]
+        left, right = tl.split(tl.permute(tl.reshape(o / total[:, None], (BQ, 2, MAIN // 2)), (0, 2, 1)))
+        tl.store(at + e, left.to(out.dtype.element_ty), mask=inside)
+        tl.store(at + MAIN // 2 + e, right.to(out.dtype.element_ty), mask=inside)
+        if REST > 0:
+            tl.store(at + MAIN + tl.arange(0, REST)[None, :], (o_rest / total[:, None]).to(out.dtype.element_ty),
+                     mask=inside)
+
+
+@triton.jit
 def gelu(x, APPROXIMATE: tl.constexpr):
     """GELU in its tanh form. The device has an instruction for tanh, off by 2^-11; Triton's interpreter has not."""
     if APPROXIMATE:
