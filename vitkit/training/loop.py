@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
@@ -77,6 +78,24 @@ class Outcome:
     def stopped(self) -> bool:
         """Whether the run was interrupted before its end."""
         return self.interrupted and self.step < self.total
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device has been given.
+
+    Args:
+        step: from 0.
+        lr: its learning rate.
+        index: [B] int64, its images.
+        arriving: waits for its numbers: the sums of losses and of correct answers, how many processes have been asked
+            to stop, and the gradient's norm.
+    """
+
+    step: int
+    lr: float
+    index: Tensor
+    arriving: Callable[[], list[float]]
 
 
 class Loop:
@@ -136,6 +155,10 @@ class Loop:
         self.gradients.note = self._note
         self.progress = TrainingState()
         self._consistent: TrainingState | None = None  # what can be saved now; None in the middle of an update
+        # A GPU gets a step before the numbers of the one before it have arrived, so that it never waits for Python.
+        self.ahead = self.update.guarded and runtime.device.type == "cuda" and runtime.ranks == 1
+        self._launched: deque[_Launched] = deque()  # steps whose numbers have not arrived
+        self._updating = False
         self.trackers: Trackers | None = None
         self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
 
@@ -242,13 +265,15 @@ class Loop:
                             batch = next(batches)
                     except Stopped:
                         interrupted = True
+                        while self._launched:
+                            self._finish(clock)
                         self._save()
                         break
-                    interrupted = self._step(step, batch, bool(requests))
-                    self.progress.step = step + 1
-                    self._consistent = self._snapshot(pending=True)
-                    self._after(step + 1, clock, interrupted)
-                    self._consistent = self._snapshot()
+                    stop = bool(requests)
+                    self._launch(step, batch, stop)
+                    ahead = int(self.ahead and not stop and not self._is_due(step + 1))
+                    while len(self._launched) > ahead:
+                        interrupted = self._finish(clock)
                     if interrupted:
                         break
             except Exception as error:
@@ -289,6 +314,13 @@ class Loop:
 
     def _rescue(self, error: Exception) -> str:
         """Save what can be saved after an error, without the other processes; say what is kept."""
+        if rescuable(error) and not self._updating:
+            try:
+                while self._launched:
+                    self._arrive()
+            except Exception as failed:  # such as the error of the GPU that was the first
+                self._consistent = None
+                self._note(f"The latest step cannot be saved: {failed}")
         if not self.runtime.main or not self.run.path.is_dir():  # what a folder holds that has moved is not known
             return ""
         resume = f"Resume with: vitkit train --out {self.run.path} --resume"
@@ -306,8 +338,14 @@ class Loop:
             return "Nothing was saved yet."
         return f"The state of step {int(saved.stem.rpartition('-')[2]):,} is kept. {resume}"
 
-    def _step(self, step: int, batch: Batch, stop: bool) -> bool:
-        """Do one update; return whether any process has been asked to stop."""
+    def _launch(self, step: int, batch: Batch, stop: bool) -> None:
+        """Do one update, without waiting for its numbers.
+
+        Args:
+            step: the step, from 0.
+            batch: the images of this process.
+            stop: whether this process has been asked to stop.
+        """
         lr = self.recipe.lr_at(step, self.total)
         set_lr(self.optimizer, lr)
         if not (self.model.training and self.learner.training):
@@ -317,14 +355,20 @@ class Loop:
         self.progress.micro = self.gradients.found
         # One transfer per step: all processes see the same sums. Broken numbers change no weights: the update sees to
         # that while the sums are on their way, or else `_guard` does before it.
-        arriving = fetch(self.update.measure(self.runtime.sum(sums)))
+        launched = _Launched(step, lr, batch.index, fetch(self.update.measure(self.runtime.sum(sums))))
         if not self.update.guarded:
-            self._guard(step, batch, arriving(), lr)
-        self._consistent = None
+            self._guard(launched, launched.arriving())
+        self._consistent, self._updating = None, True
         self.update.apply()
-        total = arriving()
+        self._launched.append(launched)
+        self._updating = False
+
+    def _arrive(self) -> bool:
+        """Wait for the numbers of the oldest launched step; return whether any process has been asked to stop."""
+        launched = self._launched.popleft()
+        total = launched.arriving()
         if self.update.guarded:
-            self._guard(step, batch, total, lr)
+            self._guard(launched, total)
         for name, value in (
             ("loss", total[0]),
             ("correct", total[1]),
@@ -334,24 +378,36 @@ class Loop:
         ):
             for sums_of in (self.progress.window, self.progress.epoch):
                 sums_of[name] = sums_of.get(name, 0.0) + value
+        self.progress.step = launched.step + 1
+        if not self._launched:
+            self._consistent = self._snapshot(pending=True)
         return bool(total[2])
 
-    def _guard(self, step: int, batch: Batch, total: list[float], lr: float) -> None:
-        loss, norm = total[0], total[3]
+    def _finish(self, clock: Clock) -> bool:
+        """Wait for the oldest launched step and do what is due after it; return whether to stop."""
+        interrupted = self._arrive()
+        self._after(self.progress.step, clock, interrupted)
+        if not self._launched:
+            self._consistent = self._snapshot()
+        return interrupted
+
+    def _guard(self, launched: _Launched, total: list[float]) -> None:
+        """Raise Diverged if the sums of a step are not finite."""
+        loss, norm, index = total[0], total[3], launched.index
         if math.isfinite(loss) and math.isfinite(norm):
             return
         scaler = self.runtime.scaler
         if math.isfinite(loss) and scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE:
             return  # fp16 overflowed: the scaler skips this update and lowers the scale
         what = "loss" if not math.isfinite(loss) else "gradient"
-        names = [self.train.names[int(i)] for i in batch.index[:3]]
+        names = [self.train.names[int(i)] for i in index[:3]]
         saved = self.run.latest()
         kept = f"the state of step {int(saved.stem.rpartition('-')[2])} is kept" if saved else "nothing was saved yet"
         other = {"fp16": "--precision bf16", "bf16": "--precision fp32"}.get(self.runtime.precision, "more --warmup")
         raise Diverged(
-            f"The {what} became {loss if what == 'loss' else norm} at step {step}, at a learning rate of {lr:.3g} and "
-            f"a batch of {', '.join(names)}{', ...' if len(batch) > 3 else ''}; {kept} in {self.run.path}. "
-            f"Start another run with a lower --lr or {other}."
+            f"The {what} became {loss if what == 'loss' else norm} at step {launched.step}, at a learning rate of "
+            f"{launched.lr:.3g} and a batch of {', '.join(names)}{', ...' if len(index) > 3 else ''}; {kept} in "
+            f"{self.run.path}. Start another run with a lower --lr or {other}."
         )
 
     def _after(self, step: int, clock: Clock, interrupted: bool) -> None:
@@ -384,6 +440,12 @@ class Loop:
         if (step % save_every == 0 if save_every else due) or end or new_best:
             with clock.excluded():
                 self._save()
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the weights or the sums after so many updates are needed, to log, to validate or to save."""
+        every = self.settings.save_every
+        logged = step % self.settings.log_every == 0 or bool(every and step % every == 0)
+        return logged or step == self.total or self._validation_is_due(step)
 
     def _end_early(self, step: int, clock: Clock) -> None:
         """Log what is left to log, save, and say in run.json that the run stopped early."""

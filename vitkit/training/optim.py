@@ -137,7 +137,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-GRAPHS = ("adamw", "adam")  # optimizers whose update can be a CUDA graph
+GRAPHS = ("adamw", "adam", "muon")  # optimizers whose update can be a CUDA graph
 
 
 def optimizer_for(model: nn.Module, recipe: Recipe, graph: bool = False) -> torch.optim.Optimizer:
