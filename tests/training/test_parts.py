@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,14 @@ from torch import nn
 
 from tests.training.tiny import CONFIG, tiny
 from vitkit.data.loader import Batch
+from vitkit.data.mix import Mix
+from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
 from vitkit.training.loss import LOSSES
 from vitkit.training.muon import Muon, orthogonal
+from vitkit.training.objectives import Classify
 from vitkit.training.optim import (
     Average,
     Update,
@@ -32,6 +37,7 @@ from vitkit.training.optim import (
     set_lr,
 )
 from vitkit.training.recipe import DECAYS
+from vitkit.training.whole_step import WholeStep
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -284,12 +290,17 @@ class Replayed:
             self.result.copy_(found)
 
 
-def captured_for(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], Any]], tuple[Replayed, Any]]:
+def captured_for(
+    optimizer: torch.optim.Optimizer, average: Average | None = None
+) -> Callable[[Callable[[], Any]], tuple[Replayed, Any]]:
     def capture(work: Callable[[], Any]) -> tuple[Replayed, Any]:
         Replayed.made += 1
-        tensors = [t for p, state in optimizer.state.items() for t in (p.data, p.grad, *state.values())]
+        tensors = [t for p, state in optimizer.state.items() for t in (p.data, *state.values())]
+        tensors += average.weights.values() if average is not None else []
         before = [t.clone() for t in tensors]  # capturing has no effect
+        random = torch.get_rng_state()
         result = work()
+        torch.set_rng_state(random)
         for t, old in zip(tensors, before, strict=True):
             t.copy_(old)
         return Replayed(work, result), result
@@ -297,11 +308,13 @@ def captured_for(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], Any
     return capture
 
 
-def update_of(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], **how: Any) -> Update:
+def update_of(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], average: Average | None = None
+) -> Update:
     def clip() -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
-    return Update(optimizer, parameters, None, clip, torch.amp.GradScaler("cpu", enabled=False), **how)
+    return Update(optimizer, parameters, average, clip, torch.amp.GradScaler("cpu", enabled=False))
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])
@@ -328,25 +341,72 @@ def test_broken_numbers_change_no_weights(name: str, broken: str) -> None:
         assert optimizer.state[parameters[0]]["step"] == 2
 
 
-def test_a_captured_update_equals_a_plain_one_and_follows_its_gradients() -> None:
-    found = []
-    for capture in (False, True):
+class Capturable(torch.nn.Module):
+    """Stands for the fused training forward of a GPU."""
+
+    def __init__(self, model: ViT, ready: bool = True) -> None:
+        super().__init__()
+        self.model, self.graph, self.ready = model, True, ready
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+    def capturable(self, x: torch.Tensor) -> bool:
+        return self.ready
+
+
+def batches(count: int) -> list[Batch]:
+    rng = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(count, 4, 1, 8, 8, generator=rng), torch.randint(0, 10, (count, 4), generator=rng)
+    shares = torch.rand(count, 4, generator=rng)
+    return [Batch(x[i], labels[i], labels[i], labels[i].flip(0), shares[i]) for i in range(count)]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_captured_step_equals_a_plain_one(name: str) -> None:
+    recipe = tiny(optimizer=name, mix=Mix(cutmix=1.0), drop_path=0.5, label_smoothing=0.1, batch_size=4)
+    found, runtime = [], Runtime("cpu")
+    for captured in (False, True):
         torch.manual_seed(0)
-        model = ViT(CONFIG)
+        model = ViT(dataclasses.replace(CONFIG, drop_path_rate=0.5))
+        torch.nn.init.normal_(model.head.weight)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(parameters, lr=torch.tensor(1e-2), fused=True, capturable=True)
-        update = update_of(optimizer, parameters, capture=captured_for(optimizer) if capture else None)
-        Replayed.made, made = 0, []
-        for step in range(7):
-            for p in parameters:
-                g = torch.full_like(p, math.cos(step)) + p.detach()
-                if p.grad is None or step == 4:  # here the gradients move
-                    p.grad = g
-                else:
-                    p.grad.copy_(g)
-            total = update.measure(torch.tensor([float(step)])).clone()
-            update.apply()
+        forward, objective = Capturable(model.train()), Classify(recipe, 0, open_source("digits", "train"))
+        optimizer = optimizer_for(model, recipe)
+        for group in optimizer.param_groups:
+            group["lr"], optimizer.defaults["capturable"] = torch.tensor(1e-2), True
+        update = update_of(optimizer, parameters, average=Average(model, 0.9))
+        assert WholeStep.possible(forward, objective, update)
+        whole = WholeStep(forward, objective, update, 4.0, runtime, captured_for(optimizer, update.average))
+        assert not forward.graph
+        Replayed.made, totals, made = 0, [], []
+        for step, batch in enumerate(batches(5)):
+            for group in optimizer.param_groups:
+                group["lr"].fill_(0.1 / (step + 1))
+            torch.manual_seed(step)
+            if whole.takes(batch) and captured:
+                totals.append(whole(batch).clone())
+            else:
+                optimizer.zero_grad(set_to_none=True)
+                loss, correct = objective.loss(forward, batch, step, runtime)
+                (loss / 4.0).backward()
+                totals.append(update.measure(torch.stack([loss.detach(), correct, torch.zeros(())])))
+                update.apply()
             made.append(Replayed.made)
-        found.append([total, *(p.detach().clone() for p in parameters)])
-        assert made == ([0, 2, 2, 2, 2, 4, 4] if capture else [0] * 7)
+        assert made == ([0, 0, 1, 1, 1] if captured else [0] * 5)
+        found.append([*totals, *(p.detach().clone() for p in parameters), *update.average.weights.values()])
     assert all(map(torch.equal, *found))
+
+
+def test_a_step_that_cannot_be_captured_is_left_to_the_loop() -> None:
+    model, recipe = ViT(CONFIG), tiny()
+    optimizer, objective = optimizer_for(model, recipe), Classify(recipe, 0, open_source("digits", "train"))
+    update = update_of(optimizer, list(model.parameters()))
+    assert not WholeStep.possible(Capturable(model), objective, update)  # its learning rates are not on the device
+    update.capturable = True
+    assert not WholeStep.possible(model, objective, update)
+    assert not WholeStep.possible(
+        Capturable(model), Classify(tiny(class_weights="balanced"), 0, open_source("digits", "train")), update
+    )
+    whole = WholeStep(Capturable(model, ready=False), objective, update, 4.0, Runtime("cpu"), captured_for(optimizer))
+    assert not any(whole.takes(batch) for batch in batches(4))

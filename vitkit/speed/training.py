@@ -191,9 +191,11 @@ class TrainingForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
-        if self.model.gradient_checkpointing or not fusible(self.model, x):
-            return self.model(x)
-        return self.fused(x)
+        return self.fused(x) if self.capturable(x) else self.model(x)
+
+    def capturable(self, x: Tensor) -> bool:
+        """Tell whether the forward and backward passes for these pixels can be captured: if the fused parts apply."""
+        return not self.model.gradient_checkpointing and fusible(self.model, x)
 
     def compile(self, *args: Any, **how: Any) -> None:
         """Compile the plain forward; the fused parts stay as they are."""

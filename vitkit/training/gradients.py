@@ -102,8 +102,12 @@ class Gradients:
             self.optimizer.zero_grad(set_to_none=True)
             self._take(self.split.micro // 2, f"No memory was left at step {step:,}")
 
-    def _accumulate(self, step: int, batch: Batch) -> Tensor:
+    def seed(self, step: int) -> None:
+        """Seed the generator of dropout and stochastic depth for one step."""
         torch.manual_seed(step_seed(self.settings.seed, step, self.runtime.rank))
+
+    def _accumulate(self, step: int, batch: Batch) -> Tensor:
+        self.seed(step)
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, device=self.runtime.device)
         for i in range(self.split.count):

@@ -34,12 +34,13 @@ from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import Objective
-from vitkit.training.optim import Average, Capture, Update, optimizer_for, set_lr
+from vitkit.training.optim import Average, Update, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import BatchSplit, Settings
 from vitkit.training.state import TrainingState
 from vitkit.training.stopping import consider, reason_to_stop
+from vitkit.training.whole_step import Capture, WholeStep
 
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
@@ -87,6 +88,7 @@ class _Launched:
     Args:
         step: from 0.
         lr: its learning rate.
+        stop: whether this process had been asked to stop.
         index: [B] int64, its images.
         arriving: waits for its numbers: the sums of losses and of correct answers, how many processes have been asked
             to stop, and the gradient's norm.
@@ -94,6 +96,7 @@ class _Launched:
 
     step: int
     lr: float
+    stop: bool
     index: Tensor
     arriving: Callable[[], list[float]]
 
@@ -113,7 +116,7 @@ class Loop:
         watch: called with every event, in the main process.
         wrap_forward: turns the model into a module that computes the same logits from the same parameters, but is
             faster to train (default: the model itself). An objective with parameters of its own does without it.
-        capture: captures work on the device, so that the update becomes a CUDA graph (default: it does not).
+        capture: captures work on the device, so that a step becomes a CUDA graph (default: it does not).
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Loop:
         self.optimizer = optimizer_for(self.learner, recipe, graph=capture is not None)
         trained_parameters = [p for p in self.learner.parameters() if p.requires_grad]
         clip = partial(runtime.clip, self.optimizer, trained_parameters, recipe.clip)
-        self.update = Update(self.optimizer, trained_parameters, self.average, clip, runtime.scaler, capture)
+        self.update = Update(self.optimizer, trained_parameters, self.average, clip, runtime.scaler)
         trained = wrap_forward(self.bare) if self.learner is self.bare else self.learner
         if settings.compile:
             for module in {self.bare, trained}:
@@ -153,6 +156,10 @@ class Loop:
             self.model, self.objective, self.optimizer, BatchSplit.of(recipe, settings, runtime), settings, runtime
         )
         self.gradients.note = self._note
+        self.whole: WholeStep | None = None
+        if capture is not None and not settings.compile and WholeStep.possible(self.model, objective, self.update):
+            images = self.gradients.mean_share
+            self.whole = WholeStep(self.model, objective, self.update, images, runtime, capture)
         self.progress = TrainingState()
         self._consistent: TrainingState | None = None  # what can be saved now; None in the middle of an update
         # A GPU gets a step before the numbers of the one before it have arrived, so that it never waits for Python.
@@ -277,7 +284,8 @@ class Loop:
                     if interrupted:
                         break
             except Exception as error:
-                raise explain(error, self.progress.step, self._rescue(error), self.runtime.ranks) from error
+                kept = self._rescue(error)
+                raise explain(error, self.progress.step, kept, self.runtime.ranks) from error
             finally:
                 batches.close()  # type: ignore[attr-defined]
                 if self.trackers is not None:
@@ -350,12 +358,18 @@ class Loop:
         set_lr(self.optimizer, lr)
         if not (self.model.training and self.learner.training):
             self.model.train()
+        if self.whole is not None and self.whole.takes(batch):
+            self._consistent, self._updating = None, True
+            self.gradients.seed(step)
+            self._launched.append(_Launched(step, lr, stop, batch.index, fetch(self.whole(batch))))
+            self._updating = False
+            return
         # Not torch.tensor: a copy to a GPU would wait here, before the rest of the update is launched.
         sums = torch.cat([self.gradients(step, batch), torch.full((1,), float(stop), device=self.runtime.device)])
         self.progress.micro = self.gradients.found
         # One transfer per step: all processes see the same sums. Broken numbers change no weights: the update sees to
         # that while the sums are on their way, or else `_guard` does before it.
-        launched = _Launched(step, lr, batch.index, fetch(self.update.measure(self.runtime.sum(sums))))
+        launched = _Launched(step, lr, stop, batch.index, fetch(self.update.measure(self.runtime.sum(sums))))
         if not self.update.guarded:
             self._guard(launched, launched.arriving())
         self._consistent, self._updating = None, True
@@ -381,7 +395,7 @@ class Loop:
         self.progress.step = launched.step + 1
         if not self._launched:
             self._consistent = self._snapshot(pending=True)
-        return bool(total[2])
+        return launched.stop or bool(total[2])
 
     def _finish(self, clock: Clock) -> bool:
         """Wait for the oldest launched step and do what is due after it; return whether to stop."""

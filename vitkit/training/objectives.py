@@ -82,6 +82,11 @@ class Objective(ABC):
         """Whether there are answers that are right or wrong, and so an accuracy."""
         return True
 
+    @property
+    def capturable(self) -> bool:
+        """Whether `loss` can be part of a CUDA graph: it does the same work in every step, and all of it there."""
+        return False
+
     @abstractmethod
     def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
         """Return the loss in fp32 and the number of correct answers, both summed over the images.
@@ -117,6 +122,11 @@ class Classify(Objective):
     def beside(self, learner: nn.Module) -> dict[str, Tensor]:
         """See Objective."""
         return {}
+
+    @property
+    def capturable(self) -> bool:
+        """See Objective; class weights come from the host."""
+        return self.weights is None
 
     def loss(self, forward: nn.Module, batch: Batch, step: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
         """See Objective; a mixed image counts as its larger part."""
@@ -247,6 +257,11 @@ class Distil(Classify):
         super().__init__(recipe, seed, train)
         assert recipe.teacher is not None  # `Recipe` has checked it
         self.teacher = Teacher(recipe.teacher, train.class_names)
+
+    @property
+    def capturable(self) -> bool:
+        """See Objective; a teacher may be a model that cannot be captured."""
+        return False
 
     def check(self, model: Backbone) -> None:
         """See Objective."""

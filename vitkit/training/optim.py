@@ -214,15 +214,13 @@ class Average:
 
 
 GUARDED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Muon)  # if fused, `found_inf` stops their update
-Capture = Callable[[Callable[[], Any]], tuple[Any, Any]]  # work -> a graph with `replay()`, and the work's result
 
 
 class Update:
     """What turns gradients into new weights: clipping, then the optimizer and the running average.
 
     The device does not wait for the host: if the loss or the gradient is not finite, fused optimizers leave the weights
-    as they are, and the host can ask afterwards. With `capture`, both halves become CUDA graphs as soon as gradients
-    stay in the same memory.
+    as they are, and the host can ask afterwards.
 
     Args:
         optimizer: made by `optimizer_for`.
@@ -230,7 +228,6 @@ class Update:
         average: the running average of the weights, if any.
         clip: scales the gradients and returns their norm before that.
         scaler: that of fp16.
-        capture: captures work on the device as a graph (default: nothing is captured).
     """
 
     def __init__(
@@ -240,17 +237,13 @@ class Update:
         average: Average | None,
         clip: Callable[[], Tensor],
         scaler: torch.amp.GradScaler,
-        capture: Capture | None = None,
     ) -> None:
         self.optimizer, self.parameters, self.average = optimizer, parameters, average
         self.clip, self.scaler = clip, scaler
         sharded = type(parameters[0].data) is not Tensor
         fused = type(optimizer) in GUARDED and bool(optimizer.defaults["fused"])
         self.guarded = fused and not sharded and not scaler.is_enabled()  # whether broken numbers change no weights
-        self.capture = capture if self.guarded and optimizer.defaults.get("capturable") else None
-        self.graphs: dict[str, Any] = {}
-        self.places: tuple[int, ...] = ()  # of the gradients
-        self.sums = self.total = torch.empty(0)
+        self.capturable = self.guarded and bool(optimizer.defaults.get("capturable"))  # as a CUDA graph
 
     def measure(self, sums: Tensor) -> Tensor:
         """Clip the gradients; return these sums, the loss first, and then the gradients' norm before clipping.
@@ -258,20 +251,6 @@ class Update:
         Args:
             sums: [n].
         """
-        if self.capture is not None:
-            places = tuple(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters)
-            if places != self.places:
-                self.places, self.graphs = places, {}
-            elif not self.graphs:
-                self.sums = sums.clone()
-                self.graphs["measure"], self.total = self.capture(lambda: self._measure(self.sums))
-            if self.graphs:
-                self.sums.copy_(sums)
-                self.graphs["measure"].replay()
-                return self.total
-        return self._measure(sums)
-
-    def _measure(self, sums: Tensor) -> Tensor:
         total = torch.cat([sums, self.clip().detach().float()[None]])
         if self.guarded:
             broken = ~(total[0].isfinite() & total[-1].isfinite())
@@ -280,15 +259,6 @@ class Update:
 
     def apply(self) -> None:
         """Update the weights and their average."""
-        if self.graphs:
-            assert self.capture is not None
-            if "apply" not in self.graphs:
-                self.graphs["apply"], _ = self.capture(self._apply)
-            self.graphs["apply"].replay()
-        else:
-            self._apply()
-
-    def _apply(self) -> None:
         self.scaler.step(self.optimizer)  # fp16 skips the update if a gradient overflowed
         self.scaler.update()
         if self.average is not None:
