@@ -166,6 +166,15 @@ FAULTS: dict[str, Fault] = {
     "Muon's update ignores the size of the matrix": fault(
         "training/muon.py", " * max(shape) ** 0.5", "", "training/test_parts.py"
     ),
+    "a state is saved while the next step is computed": fault(
+        "training/loop.py", "not stop and not self._is_due(step + 1)", "not stop", "training/test_ahead.py"
+    ),
+    "a captured step reads the images of the first one": fault(
+        "training/whole_step.py",
+        "in names:\n            getattr(self.batch",
+        "in ():\n            getattr(self.batch",
+        "training/test_parts.py",
+    ),
     "accumulated gradients divided by the micro-batch": fault(
         "training/gradients.py",
         "loss * counted / self.mean_share",
