@@ -21,8 +21,9 @@ $(VENV)/dev: $(VENV)/user
 demo: $(VENV)/user
 	$(BIN)/vitkit demo
 
+# Each of the two processes takes one half of the files, so that few fixtures are made twice, and then what the other has left.
 test: $(VENV)/dev
-	$(BIN)/pytest -n 2 --durations=15
+	$(BIN)/pytest -n 2 --dist worksteal --durations=15
 
 test-slow: $(VENV)/dev
 	$(BIN)/pytest -m slow --durations=15

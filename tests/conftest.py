@@ -1,8 +1,11 @@
-"""What all tests share: one thread each (the suite runs in two processes), and the folder of real data."""
+"""What all tests share: one thread each (the suite runs in two processes), the folder of real data, and the command."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,7 +15,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+from tests.forks import forking
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+LONGEST = {"test_docs.py", "test_book.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest tests, so that no process waits for the other at the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting the modules of all libraries again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +40,17 @@ def shared_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs real photos and weights: set VITKIT_TEST_DATA to their folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def command() -> Iterator[Path]:
+    """The program `vitkit`, each time in a process of its own. On Linux that is a fork, which starts sooner."""
+    script = Path(sys.executable).with_name("vitkit")
+    if sys.platform != "linux" or os.environ["OMP_NUM_THREADS"] != "1":  # threads do not survive a fork
+        yield script
+        return
+    with forking(script) as program:
+        yield program
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ import yaml
 
 import tests.peers  # noqa: F401  makes timm importable next to a CPU-only torch
 import vitkit
+from tests.forks import ENVIRONMENT
 from vitkit.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 SHOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))]  # examples need downloads: their commands are only parsed
 BLOCK = re.compile(r"(?:^<!-- no-run: (?P<reason>.+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 SILENT = {"", "text", "json", "toml"}  # shown, not run
+
+FRESH = {"start.md"}  # whose commands start as a user starts them; those of other pages are forks: see tests/forks.py
 
 # page -> first line of each block that does not run
 NO_RUN: dict[str, list[str]] = {
@@ -82,9 +85,14 @@ def _peers_are_here(code: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    if name_of(page) not in FRESH and "```bash\n" in page.read_text(encoding="utf-8"):
+        folders.insert(0, str(request.getfixturevalue("command").parent))
+    environment = ENVIRONMENT | {"PATH": os.pathsep.join(folders)}
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         where = f"{block.page}, line {block.line}"

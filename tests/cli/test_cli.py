@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import typer.main
 from PIL import Image
 from typer.core import TyperOption
 
+from tests.forks import ENVIRONMENT
 from vitkit import InputSpec, __version__, create, predict, save
 from vitkit.cli import COMMANDS, app
 
@@ -25,15 +26,23 @@ FROZEN = Path(__file__).with_name("command_line.json")
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}  # Python then reads and writes ASCII unless a file names its encoding
 
 
-def vitkit(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vitkit", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "160"} | environment,
-    )
+class Command(Protocol):
+    def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(scope="session")
+def vitkit(command: Path) -> Command:
+    def run(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            env=ENVIRONMENT | {"COLUMNS": "160"} | environment,
+        )
+
+    return run
 
 
 def command_line() -> dict[str, list[str]]:
@@ -58,7 +67,7 @@ def test_every_command_has_help() -> None:
             assert getattr(parameter, "help", None) or parameter.name == "help", (name, parameter.name)
 
 
-def test_help_groups_the_commands() -> None:
+def test_help_groups_the_commands(vitkit: Command) -> None:
     group = typer.main.get_command(app)
     panels = {name: command.rich_help_panel for name, command in group.commands.items()}  # type: ignore[attr-defined]
     assert set(panels.values()) == {"Learn", "Data", "Train", "Use", "Ship"}
@@ -92,7 +101,7 @@ def test_every_option_states_its_default() -> None:
                 assert stated[0].partition(", ")[0] == value, (name, option.opts, option.help)
 
 
-def test_a_default_is_shown_once() -> None:
+def test_a_default_is_shown_once(vitkit: Command) -> None:
     text = " ".join(vitkit("serve", "--help").stdout.replace("│", " ").split())
     assert "(default: 8000)" in text
     assert "(default: off)" in text
@@ -115,7 +124,7 @@ def test_help_names_every_row_that_may_be_chosen() -> None:
         assert all(row in help_of["bench", option] for row in table)
 
 
-def test_models() -> None:
+def test_models(vitkit: Command) -> None:
     done = vitkit("models")
     assert done.returncode == 0
     row = next(line for line in done.stdout.splitlines() if "vit-b/16" in line)
@@ -123,7 +132,7 @@ def test_models() -> None:
     assert json.loads(vitkit("models", "--json").stdout)["vit-h/14"]["parameters"] == 632_045_800
 
 
-def test_describe(tmp_path: Path) -> None:
+def test_describe(tmp_path: Path, vitkit: Command) -> None:
     done = vitkit("describe", "vit-ti/16", "--image-size", "384x224", "--classes", "3", "--draw", str(tmp_path / "d"))
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -148,7 +157,7 @@ def test_describe(tmp_path: Path) -> None:
         assert "336" in svg
 
 
-def test_describe_weights(tmp_path: Path) -> None:
+def test_describe_weights(tmp_path: Path, vitkit: Command) -> None:
     weights = save(
         create("vit-ti/16", num_classes=3, num_hidden_layers=1, num_register_tokens=2), tmp_path / "w.safetensors"
     )
@@ -163,7 +172,7 @@ def test_describe_weights(tmp_path: Path) -> None:
     assert "Leave --classes out" in done.stderr
 
 
-def test_walk(tmp_path: Path) -> None:
+def test_walk(tmp_path: Path, vitkit: Command) -> None:
     done = vitkit("walk", "--model", "vit-ti/16", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "random" in done.stdout
@@ -172,7 +181,7 @@ def test_walk(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "2_patches.png").stat().st_size > 10_000
 
 
-def test_walk_with_weights_and_a_photo(tmp_path: Path) -> None:
+def test_walk_with_weights_and_a_photo(tmp_path: Path, vitkit: Command) -> None:
     spec = InputSpec(size=(64, 64), class_names=("ant", "bee", "cat", "dog"))
     model = create("vit-ti/16", num_classes=4, num_hidden_layers=1, image_size=64)
     model.input_spec = spec
@@ -198,7 +207,7 @@ def test_walk_with_weights_and_a_photo(tmp_path: Path) -> None:
         (["bench", "--what", "data", "--merge", "8"], ["merge applies to inference", "leave it out"]),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
+def test_mistakes_are_one_sentence_and_exit_code_2(args, words, vitkit: Command) -> None:
     done = vitkit(*args)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -207,7 +216,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(args, words) -> None:
         assert word in done.stderr
 
 
-def test_files_are_utf8_in_an_ascii_locale(tmp_path: Path) -> None:
+def test_files_are_utf8_in_an_ascii_locale(tmp_path: Path, vitkit: Command) -> None:
     model = create("vit-ti/16", image_size=32, num_hidden_layers=1, num_classes=2)
     model.input_spec = replace(model.input_spec, class_names=("crème brûlée", "寿司"))
     save(model, tmp_path / "weights", dialect="huggingface")
@@ -238,7 +247,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 # Names that try to do something
 
 
-def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+def test_names_cannot_write_to_the_terminal(tmp_path: Path, vitkit: Command) -> None:
     """A terminal obeys what follows an escape character, and a table would obey rich's markup."""
     save(create("ti/16", image_size=32, num_classes=2), tmp_path / "m.safetensors")
     name = "\x1b]0;owned\x07\u202egnp.jpg"
@@ -255,7 +264,7 @@ def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
         assert not re.search("[\x1b\x07\u202e]", text), arguments
 
 
-def test_markup_in_a_class_name_is_text(tmp_path: Path) -> None:
+def test_markup_in_a_class_name_is_text(tmp_path: Path, vitkit: Command) -> None:
     lines = ["path,label"]
     for n, label in enumerate(["[/b]", "[red]x", "[/b]", "[red]x"]):
         Image.new("RGB", (40, 40), (n, n, 90 * (n % 2))).save(tmp_path / f"{n}.png")
@@ -267,7 +276,7 @@ def test_markup_in_a_class_name_is_text(tmp_path: Path) -> None:
     assert "[red]x" in done.stdout
 
 
-def test_formulas_in_csv_output_are_text(tmp_path: Path) -> None:
+def test_formulas_in_csv_output_are_text(tmp_path: Path, vitkit: Command) -> None:
     names = ("=HYPERLINK(1)", "@b", "-1.5", "+x")
     model = create("ti/16", image_size=32, num_classes=4)
     model.input_spec = replace(model.input_spec, class_names=names)
