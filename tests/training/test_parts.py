@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -410,3 +413,19 @@ def test_a_step_that_cannot_be_captured_is_left_to_the_loop() -> None:
     )
     whole = WholeStep(Capturable(model, ready=False), objective, update, 4.0, Runtime("cpu"), captured_for(optimizer))
     assert not any(whole.takes(batch) for batch in batches(4))
+
+
+def test_a_run_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """It takes as long as everything else together until the first step."""
+    code = f"""
+import sys
+from pathlib import Path
+from tests.training.tiny import run, tiny
+for optimizer in ("adamw", "muon"):
+    out, recipe = Path({str(tmp_path)!r}) / optimizer, tiny(steps=1, warmup=0, optimizer=optimizer)
+    run(out, recipe)
+    run(out, recipe, resume=True)
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

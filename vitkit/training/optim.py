@@ -3,10 +3,12 @@ an update is carried out."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from types import MethodType
 from typing import Any
 
 import torch
@@ -137,6 +139,32 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """A context in which parameter groups can be added without importing torch's compiler."""
+    plain: Any = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    if hasattr(plain, "__dynamo_disable"):
+        yield
+        return
+    plain.__dynamo_disable = plain  # where torch keeps the function that it calls instead
+    try:
+        yield
+    finally:
+        del plain.__dynamo_disable
+
+
+def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Replace an optimizer's methods by what torch wraps, in place; return the optimizer.
+
+    The wrappers keep torch's compiler away from these methods, and import it on their first call, which takes seconds.
+    Nothing here compiles an optimizer.
+    """
+    for name in ("step", "zero_grad", "state_dict", "load_state_dict"):
+        method = MethodType(inspect.unwrap(getattr(type(optimizer), name)), optimizer)
+        setattr(optimizer, name, torch.no_grad()(method) if name == "step" else method)
+    return optimizer
+
+
 GRAPHS = ("adamw", "adam", "muon")  # optimizers whose update can be a CUDA graph
 
 
@@ -153,12 +181,14 @@ def optimizer_for(model: nn.Module, recipe: Recipe, graph: bool = False) -> torc
     if recipe.optimizer == "sgd" and type(first.data) is not Tensor:
         fused = False  # torch has no fused SGD for sharded parameters
     how = {"fused": True} if fused else {"foreach": True}
-    if not (graph and first.is_cuda and recipe.optimizer in GRAPHS):
-        return OPTIMIZERS[recipe.optimizer](model, recipe, **how)
-    optimizer = OPTIMIZERS[recipe.optimizer](model, recipe, capturable=True, **how)
-    for group in optimizer.param_groups:
+    graph = graph and first.is_cuda and recipe.optimizer in GRAPHS
+    with _without_compiler():
+        optimizer = OPTIMIZERS[recipe.optimizer](model, recipe, **how, **({"capturable": True} if graph else {}))
+    for group in optimizer.param_groups if graph else ():
         group["lr"] = torch.tensor(recipe.lr, device=first.device)
-    return optimizer
+    if isinstance(optimizer, Muon) and optimizer.adamw is not None:
+        _plain(optimizer.adamw)
+    return _plain(optimizer)
 
 
 def moments(model: nn.Module, recipe: Recipe) -> int:
