@@ -1,11 +1,12 @@
 """Attack a server while honest clients use it: `python -m benchmarks.fuzz http [--seconds 600] [--seed 0] [--state F]`.
 
-A tenth of the time is quiet: only the honest clients, which send small photos. Then attackers of several kinds join,
-in a process of their own that uses at most half a core, from other addresses than the honest ones (where the system has
-more than one local address). Printed are the honest clients' latencies, how many of their requests were lost (anything
-but 200), the attackers' requests by kind and answer, and the server's memory. A second server, which does nothing and
-is not attacked, is asked at the same time: its latencies are the machine's own. Memory counts as its least value within
-a minute, because requests in progress hold some. With --state, the results are added to those of earlier runs.
+A tenth of the time is quiet: only the honest clients, which send small photos. Then attackers of several kinds join, in
+a process of their own that uses at most half a core. Every client has an address of its own, where the system has more
+than one local address (Linux). Printed are the honest clients' latencies, how many of their requests were lost
+(anything but 200), the attackers' requests by kind and answer, and the server's memory. A second server, which does
+nothing and is not attacked, is asked at the same time: its latencies are the machine's own. Memory counts as its least
+value within a minute, because requests in progress hold some. With --state, the results are added to those of earlier
+runs.
 
 The exit code is 1 if an honest request was lost, an attack was answered with a 5xx other than 503, the server's log has
 a traceback, or, in a run of more than 20 minutes, memory grew by more than 5% after the tenth.
@@ -218,7 +219,7 @@ def honest(port: int, control: int, seconds: float) -> tuple[list[float], list[i
         wanted = request("POST", "/v1/predict", *multipart(photo(number)))
         while time.monotonic() < end:
             start = time.perf_counter()
-            status = ask(port, wanted) if number else ask(control, request("GET", "/"))
+            status = ask(port, wanted, source=address(100 + number)) if number else ask(control, request("GET", "/"))
             (times if number else idle).append(time.perf_counter() - start)
             if status != 200:
                 lost.append(status)
@@ -303,7 +304,8 @@ def attack(seconds: float, seed: int, state: Path | None = None) -> int:
             now = watched.seen[-1] if watched.seen else 0.0
             print(f"attacked, part {part + 1} of 3: {percentiles(found[0])}; {now:.0f} MB", flush=True)
         print(f"  an idle server at the same time: {percentiles(others)}", flush=True)
-        counts = Counter(json.loads(hostile.communicate(timeout=200)[0].strip().splitlines()[-1]))
+        sent, used = json.loads(hostile.communicate(timeout=200)[0].strip().splitlines()[-1])
+        counts = Counter[str](sent)
         watched.end.set()
         alive = ask(port, request("POST", "/v1/predict", *multipart(photo(0)))) == 200
         process.terminate()
@@ -312,7 +314,8 @@ def attack(seconds: float, seed: int, state: Path | None = None) -> int:
     floors = watched.floors()
     growth = floors[-1] / floors[STEADY] - 1 if len(floors) > 2 * STEADY else 0.0
     print(
-        f"http: {sum(counts.values()):,} hostile requests in {rest:.0f} s, seed {seed}; honest under attack: "
+        f"http: {sum(counts.values()):,} hostile requests in {rest:.0f} s, which took the attackers {used / rest:.2f} "
+        f"cores, seed {seed}; honest under attack: "
         f"{len(times):,} requests, {len(lost)} lost {sorted(Counter(lost).items()) or ''}, {percentiles(times)} "
         f"({np.percentile(times, 99) / np.percentile(quiet, 99):.1f} times the quiet p99); "
         f"memory by minute: {', '.join(f'{one:.0f}' for one in floors)} MB; "
@@ -335,4 +338,4 @@ def attack(seconds: float, seed: int, state: Path | None = None) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(attackers(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps([attackers(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])), time.process_time()]))

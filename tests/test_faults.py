@@ -395,9 +395,31 @@ FAULTS: dict[str, Fault] = {
     ),
     "predictions wait for explanations": fault(
         "server/service.py",
-        "            return job(self.model, self.normalized(x[None]))",
-        "            with self.compute:\n                return job(self.model, self.normalized(x[None]))",
+        "                return job(self.model, self.normalized(x[None]))",
+        "                with self.compute:\n                    return job(self.model, self.normalized(x[None]))",
         "server/test_attack.py",
+    ),
+    "what connections receive is handled in the order of arrival": fault(
+        "server/accepting.py", "if client in self._waiting:", "if False:", "server/test_accepting.py"
+    ),
+    "a connection that had to wait is never read again": fault(
+        "server/server.py", "if not self.flow.read_paused:", "if False:", "server/test_accepting.py"
+    ),
+    "greedy clients never wait": fault(
+        "server/fair.py", "if cores > self._level else 0.0", "if False else 0.0", "server/test_attack.py"
+    ),
+    "a client that is alone waits": fault("server/fair.py", " and len(self._used) > 1:", ":", "server/test_attack.py"),
+    "clients do not pay for decoding": fault(
+        "server/fair.py",
+        "self._pace.charge(client, time.thread_time() - start)",
+        "self._pace.charge(client, 0.0)",
+        "server/test_attack.py",
+    ),
+    "a health check counts as another client": fault(
+        "server/middleware.py", 'if scope["path"] not in OPEN:', "if True:", "server/test_attack.py"
+    ),
+    "the heaps of the C library hold large blocks": fault(
+        "server/fair.py", "{-3: 2**20, -8: 2}", "{-8: 2}", "server/test_attack.py"
     ),
     "a batch larger than the limit": fault(
         "server/batching.py",

@@ -8,6 +8,8 @@ import gc
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from PIL import Image
 from benchmarks.fuzz_serve import parse, request
 from tests.server.conftest import tiny
 from vitkit.server import accepting, server
-from vitkit.server.accepting import Listener
+from vitkit.server.accepting import Listener, Turns
 from vitkit.server.app import create_app
 from vitkit.server.middleware import Middleware
 from vitkit.server.server import Running, listen
@@ -55,6 +57,71 @@ def test_a_client_with_many_connections_does_not_keep_others_waiting(monkeypatch
             line.close()
     assert len(order) == 61
     assert order.index("127.0.0.3") < 20  # the others of its turn, and those that arrived in the turn before
+
+
+@several_addresses
+def test_a_client_that_sends_on_many_connections_does_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, loops = list[str](), list[asyncio.AbstractEventLoop]()
+    answer = Middleware.__call__
+
+    async def record(self, scope, receive, send) -> None:
+        loops.append(asyncio.get_running_loop())
+        if scope["type"] == "http":
+            order.append(scope["client"][0])
+        await answer(self, scope, receive, send)
+
+    monkeypatch.setattr(Middleware, "__call__", record)
+    bound = listen("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    with Running(create_app(Service(tiny())), bound) as running:
+        lines = [connect(port, source) for source in ["127.0.0.2"] * 60 + ["127.0.0.3"]]
+        while len(running._server.server_state.connections) < 61:
+            time.sleep(0.01)
+        loops[0].call_soon_threadsafe(time.sleep, 1)  # while it sleeps, the requests arrive
+        for line in lines:
+            line.sendall(request("GET", "/healthz"))
+        for line in lines:
+            assert parse(line.recv(65536)).status == 200
+            line.close()
+    assert len(order) == 61
+    assert order.index("127.0.0.3") < 20
+
+
+def test_large_bodies_of_one_client_all_arrive() -> None:
+    """Connections that wait for their turn are not read, and then read again."""
+    bound = listen("127.0.0.1", 0)
+    body = b"x" * 3 * 2**20
+
+    def send(_: int) -> int:
+        with connect(bound.getsockname()[1]) as line:
+            line.sendall(request("POST", "/v1/predict", body, {"Content-Type": "image/png"}))
+            return parse(line.recv(65536)).status
+
+    with Running(create_app(Service(tiny())), bound), ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(send, range(8))) == [422] * 8
+
+
+def test_turns(caplog: pytest.LogCaptureFixture) -> None:
+    turns, order = Turns(), list[str]()
+
+    async def main() -> list[bool]:
+        loop = asyncio.get_running_loop()
+        now = [turns(name[0], partial(order.append, name)) for name in ("a1", "a2", "a3", "b1")]
+        now.append(turns("b", partial(order.index, "nothing")))  # fails
+        loop.call_soon(order.append, "-")
+        for _ in range(2):
+            await asyncio.sleep(0)
+            order.append("|")
+        now.append(turns("c", partial(order.append, "c1")))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        now.append(turns("a", partial(order.append, "a4")))
+        return now
+
+    assert asyncio.run(main()) == [True, False, False, True, False, True, True]
+    assert order == ["a1", "b1", "a2", "-", "|", "a3", "|", "c1", "a4"]
+    assert "a connection failed" in caplog.text
+    assert "ValueError" in caplog.text
 
 
 def serve(bound: socket.socket, count: int, close_first: bool = False) -> list[bool]:
@@ -112,11 +179,12 @@ def test_the_process_is_prepared_before_it_serves(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gc, "freeze", lambda: called.update(frozen=True))
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: called.update(seconds=seconds))
     monkeypatch.setattr(Image.core, "set_block_size", lambda size: called.update(block=size))  # type: ignore[attr-defined]
+    monkeypatch.setattr(server, "keep_memory_together", lambda: called.update(memory=True))
     monkeypatch.setattr(
         server, "_server", lambda *a: SimpleNamespace(run=lambda sockets: called.update(ran=len(called)))
     )
     server.run(None, None)  # type: ignore[arg-type]
-    assert called.pop("ran") == 3
+    assert called.pop("ran") == 4
     assert called["frozen"]
     assert called["seconds"] < sys.getswitchinterval()
     # glibc keeps freed blocks of up to 32 MiB

@@ -22,8 +22,20 @@ from tests.server.conftest import files, photo
 from vitkit.errors import Busy, ConfigError
 from vitkit.server import service as service_module
 from vitkit.server import uploads
-from vitkit.server.fair import LARGE, NICE, Budget, FairPool, trim
-from vitkit.server.middleware import RequestContext
+from vitkit.server.fair import (
+    FADING,
+    LARGE,
+    LEAST,
+    LONGEST,
+    MALLOC,
+    NICE,
+    Budget,
+    FairPool,
+    Pace,
+    keep_memory_together,
+    trim,
+)
+from vitkit.server.middleware import BYTE_SECONDS, REQUEST_SECONDS, RequestContext
 from vitkit.server.uploads import Upload
 
 JSON = {"Content-Type": "application/json"}
@@ -79,7 +91,7 @@ def test_the_budget_of_a_client() -> None:
 
 @pytest.mark.parametrize("least", [0, LARGE + 1])
 def test_clients_take_turns_and_small_images_come_first(least: int) -> None:
-    pool, order, hold = FairPool(1), list[str](), threading.Event()
+    pool, order, hold = FairPool(1, Pace(1)), list[str](), threading.Event()
     pool.submit("x", least, hold.wait)
     done = [
         pool.submit(client, least + size, lambda client=client, size=size: order.append(f"{client}{size}"))
@@ -97,7 +109,7 @@ def test_clients_take_turns_and_small_images_come_first(least: int) -> None:
 
 
 def test_large_images_leave_a_thread_for_others() -> None:
-    pool, hold = FairPool(1), threading.Event()
+    pool, hold = FairPool(1, Pace(1)), threading.Event()
     large = [pool.submit("a", LARGE + 1, hold.wait) for _ in range(4)]
     other = pool.submit("b", LARGE + 1, hold.wait)
     assert pool.submit("b", 1, lambda: "small").result(10) == "small"
@@ -116,7 +128,7 @@ def test_large_images_have_a_lower_priority() -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    pool, mine = FairPool(2), priority()
+    pool, mine = FairPool(2, Pace(1)), priority()
     found = [pool.submit("a", size, priority).result(10) for size in (0, LARGE, LARGE + 1)]
     assert found == [mine, mine, min(mine + NICE, 19)]
     assert priority() == mine  # not the whole process
@@ -225,12 +237,132 @@ def test_memory_is_given_back_soon_after_large_requests(client_with, monkeypatch
 def test_memory_is_given_back_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
     trim()  # does no harm, whatever the C library
     asked: list[int] = []
-    monkeypatch.setattr("vitkit.server.fair._malloc_trim", lambda: asked.append)
+    monkeypatch.setattr("vitkit.server.fair._glibc", {"malloc_trim": asked.append}.get)
     trim()
     assert asked == [0]
-    monkeypatch.setattr("vitkit.server.fair._malloc_trim", lambda: None)
+    monkeypatch.setattr("vitkit.server.fair._glibc", {}.get)
     trim()
+    keep_memory_together()
     assert asked == [0]
+
+
+def test_the_heaps_of_the_c_library_are_few_and_hold_no_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, int] = {}
+    monkeypatch.setattr("vitkit.server.fair._glibc", {"mallopt": asked.__setitem__}.get)
+    keep_memory_together()
+    assert asked == MALLOC == {-3: 2**20, -8: 2}  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_client_alone_never_waits() -> None:
+    pace = Pace(0.5, Clock())
+    pace.charge("a", 1000)
+    assert pace.wait("a") == 0
+
+
+def test_nobody_waits_while_the_processors_are_free() -> None:
+    pace = Pace(0.5, Clock())
+    pace.charge("a", 0.3 * FADING)
+    pace.charge("b", 0.19 * FADING)
+    assert pace.wait("a") == pace.wait("b") == 0
+
+
+def test_those_who_use_most_wait_for_those_who_use_little() -> None:
+    pace, clock = Pace(0.5, clock := Clock()), clock
+    for client, cores in {"light": 0.1, "a": 0.5, "b": 0.9}.items():
+        pace.charge(client, cores * FADING)
+    # The light one leaves 0.4 cores, 0.2 for each of the others.
+    assert pace.wait("light") == pace.wait("another") == 0
+    assert 0 < pace.wait("a") < pace.wait("b") <= LONGEST
+    clock.now = 0.99 * pace.wait("a")
+    pace.charge("light", 0.1 * FADING - pace._fading("light", clock.now))
+    assert 0 < pace.wait("a") < 0.1
+    pace.charge("b", 1e9)
+    assert pace.wait("b") == LONGEST
+    pace.stop()
+    assert pace.wait("b") == 0
+
+
+def test_a_client_that_uses_very_little_never_waits() -> None:
+    pace = Pace(0.5, Clock())
+    for number in range(100):
+        pace.charge(f"{number}", 0.99 * LEAST * FADING)
+    assert pace.wait("7") == 0
+    pace.charge("7", 0.02 * LEAST * FADING)
+    assert pace.wait("7") > 0
+
+
+def test_clients_are_forgotten() -> None:
+    pace, clock = Pace(0.5, clock := Clock()), clock
+    for number in range(100):
+        pace.charge(f"{number}", 1)
+    assert pace.wait("7") > 0
+    clock.now = 100 * FADING
+    assert pace.wait("7") == 0
+    assert not pace._used
+
+
+def test_work_of_greedy_clients_waits_and_lets_others_pass() -> None:
+    pace = Pace(0.5)
+    pace.charge("greedy", 1e9)
+    pace.charge("light", 0.01)
+    pool, order = FairPool(1, pace), list[str]()
+    greedy = pool.submit("greedy", LARGE + 1, lambda: order.append("greedy"))
+    pool.submit("light", LARGE + 1, lambda: order.append("light")).result(10)
+    assert order == ["light"]
+    pace.stop()
+    pool.submit("light", LARGE + 1, lambda: None).result(10)
+    greedy.result(10)
+    pool.shutdown()
+
+
+def test_clients_are_charged_for_decoding_and_explanations(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, charged = client_with(), list[tuple[str, float]]()
+    service = client.app.service
+    monkeypatch.setattr(service.pace, "charge", lambda client, seconds: charged.append((client, seconds)))
+    upload = Upload("a.png", photo(), "10.0.0.1")
+
+    def busy(model, x) -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    asyncio.run(service.predict([upload], 1))
+    assert len(charged) == 1
+    asyncio.run(service.explain(upload, busy))
+    assert {name for name, _ in charged} == {"10.0.0.1"}
+    assert all(seconds > 0 for _, seconds in charged)
+    assert len(charged) == 3
+    assert charged[-1][1] >= 0.05
+
+
+def test_requests_and_their_bytes_are_charged_and_wait(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, charged, slept = client_with(), list[float](), list[float]()
+    pace, sleep = client.app.service.pace, asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(pace, "charge", lambda client, seconds: charged.append(seconds))
+    monkeypatch.setattr(pace, "wait", lambda client: 0.125)
+    monkeypatch.setattr("vitkit.server.middleware.asyncio.sleep", record)
+    assert client.get("/healthz").status_code == 200  # health checks are not another client
+    assert charged == slept == []
+    assert client.get("/nothing").status_code == 404
+    assert charged == [REQUEST_SECONDS]
+    assert slept == [0.125]
+    assert client.post("/v1/predict", content=b"x" * 1000, headers=JSON).status_code == 400
+    assert charged[1:] == [REQUEST_SECONDS, 1000 * BYTE_SECONDS]
+    assert slept == [0.125] * 3
 
 
 def slow(port: int, source: str = "127.0.0.1") -> socket.socket:

@@ -1,4 +1,4 @@
-"""Accept connections from each client in turn."""
+"""Accept connections, and handle what they receive, from each client in turn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,40 @@ log = logging.getLogger("vitkit")
 BACKLOG = 2048  # connections that the system holds until they are accepted, and the most accepted at a time
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE = 1.0  # seconds without accepting after the system had no room for another connection
+
+
+class Turns:
+    """Calls functions of each client in order, at most one per client in each turn of the event loop.
+
+    Event loops handle everything that has arrived before anything else. A client that sends something on hundreds of
+    connections at once would therefore keep every other client waiting until the server had dealt with all of it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # of every client that had its call in this turn
+
+    def __call__(self, client: str, function: Callable[[], None]) -> bool:
+        """Call a function in the client's next turn, which may be now; return whether it was called."""
+        if client in self._waiting:
+            self._waiting[client].append(function)
+            return False
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting[client] = deque()
+        function()
+        return True
+
+    def _next(self) -> None:
+        self._waiting = {client: calls for client, calls in self._waiting.items() if calls}
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        for function in [calls.popleft() for calls in self._waiting.values()]:
+            try:
+                function()
+            except Exception as error:  # as the event loop itself does: the other clients still get their turn
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a connection failed", "exception": error}
+                )
 
 
 class Listener:

@@ -52,6 +52,8 @@ HEAD_BYTES, HEAD_LINES = 32 * 1024, 100  # of the head of a request
 # How much of a refused body is read before the answer is sent: bytes, seconds in all, seconds without data.
 DISCARD = 64 * 2**20, 5.0, 0.5
 LARGE_BODY = 2**20  # bytes
+# What a request and a byte of it cost the event loop, roughly, in seconds of processor time.
+REQUEST_SECONDS, BYTE_SECONDS = 0.002, 1e-8
 TRIM_SECONDS = 1.0  # how soon memory is given back after a large request
 
 HEADERS = {
@@ -132,6 +134,8 @@ class Middleware:
         self.accepted += 1
         self.service.metrics.in_progress.inc()
         try:
+            if scope["path"] not in OPEN:
+                await context.take_turn(REQUEST_SECONDS)
             await self.check(scope, receive, context)
             if scope["method"] == "POST" and path != "other":
                 await context.gather()
@@ -271,6 +275,13 @@ class RequestContext:
     why: str = ""  # why it was evicted
     parts: deque[Message] = field(default_factory=deque)  # of the body, that `gather` has read
 
+    async def take_turn(self, seconds: float) -> None:
+        """Charge the client for work that is about to be done, and wait if it has used too much."""
+        pace = self.middleware.service.pace
+        pace.charge(self.client, seconds)
+        if wait := pace.wait(self.client):
+            await asyncio.sleep(wait)
+
     def arrive(self) -> None:
         """Begin to receive the body; if too many are arriving, the oldest of the client with the most makes room."""
         arriving, most = self.middleware.arriving, self.middleware.settings.max_requests
@@ -347,6 +358,7 @@ class RequestContext:
         if self.why:
             raise TimeoutError
         message = await self.read()
+        await self.take_turn(len(message.get("body", b"")) * BYTE_SECONDS)
         self.size += len(message.get("body", b""))
         self.middleware.held += len(message.get("body", b""))
         self.more = bool(message.get("more_body"))

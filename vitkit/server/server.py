@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import uvicorn
 from PIL import Image
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from vitkit.errors import ConfigError
-from vitkit.server.accepting import BACKLOG, Listener
+from vitkit.server.accepting import BACKLOG, Listener, Turns
+from vitkit.server.fair import keep_memory_together
 from vitkit.server.middleware import HEAD_BYTES, Middleware
 
 log = logging.getLogger("vitkit")
@@ -31,9 +34,18 @@ BLOCK_BYTES = 64 * 2**20
 FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
 
 
-class Protocol(H11Protocol):
-    """HTTP/1.1 that disconnects clients that do not finish a request's head in time; uvicorn itself never does."""
+class State(ServerState):
+    """What the connections of a server share."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns()
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 that gives each client its turn, and disconnects those that do not finish a request's head in time."""
+
+    server_state: State
     head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -42,14 +54,26 @@ class Protocol(H11Protocol):
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the timer when a head is complete, and start it for the next request."""
-        super().data_received(data)
-        self._update_timer()
+        """Handle data in the client's turn, and read no more until then."""
+        if not self._in_turn(partial(self._handle, data)):
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        super().connection_lost(exc)
+        """Handle the end of the connection in the client's turn, and stop the timer."""
         self._cancel_timer()
+        self._in_turn(partial(super().connection_lost, exc))
+
+    def _in_turn(self, function: Callable[[], None]) -> bool:
+        return self.server_state.turns(self.client[0] if self.client else "", function)
+
+    def _handle(self, data: bytes) -> None:
+        """Stop the timer when a head is complete, and start it for the next request."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._update_timer()
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def _update_timer(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -78,6 +102,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, middleware: Middleware) -> None:
         super().__init__(config)
+        self.server_state = State()
         self.middleware = middleware
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -86,6 +111,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self.middleware.service.stopping = True
+        self.middleware.service.pace.stop()
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(loop.call_later, FAREWELL, setattr, self, "should_exit", True)
 
@@ -137,9 +163,10 @@ def is_local(host: str) -> bool:
 
 
 def prepare_process() -> None:
-    """Keep the pauses short in which one thread of this process stops all others, such as the event loop."""
+    """Keep memory small, and the pauses short in which one thread stops all others, such as the event loop."""
     sys.setswitchinterval(SWITCH_SECONDS)
     Image.core.set_block_size(BLOCK_BYTES)  # type: ignore[attr-defined]
+    keep_memory_together()
     gc.collect()
     gc.freeze()  # from now on collections skip the libraries and the model, which takes up to a second
 

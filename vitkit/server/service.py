@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from vitkit.model.resnet_config import ResNetConfig
 from vitkit.model.vit import ViT
 from vitkit.server.batching import Batcher
 from vitkit.server.exploring import ExplorablePage
-from vitkit.server.fair import LARGE, Budget, FairPool, lower_priority
+from vitkit.server.fair import LARGE, Budget, FairPool, Pace, lower_priority
 from vitkit.server.metrics import Metrics
 from vitkit.server.photos import Photos
 from vitkit.server.settings import Settings
@@ -91,7 +93,8 @@ class Service:
         self.ready = self.stopping = False
         self.untidy = False  # whether large requests may have left memory behind that nobody uses
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
-        self.pool = FairPool(self.settings.threads)
+        self.pace = Pace((os.cpu_count() or 1) / 4)
+        self.pool = FairPool(self.settings.threads, self.pace)
         most = self.settings.max_request_megapixels * 1e6
         self.budget = Budget(most, most / 200)
         self.logits: Batcher[Tensor, Array] = self._batcher("predict", partial(self._run, self.forward))
@@ -270,7 +273,11 @@ class Service:
         self.need_model()
 
         def one(x: Tensor) -> T:
-            return job(self.model, self.normalized(x[None]))
+            start = time.thread_time()
+            try:
+                return job(self.model, self.normalized(x[None]))
+            finally:
+                self.pace.charge(upload.client, time.thread_time() - start)
 
         found = (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
         assert not isinstance(found, VitkitError)  # one image that is refused raises
