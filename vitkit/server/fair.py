@@ -30,7 +30,7 @@ LARGE = (
 MALLOC = {-3: 2**20, -8: 2}
 FADING = 5.0  # seconds after which about a third of what a client has used still counts
 FORGOTTEN = 0.0002  # cores; a client that uses less is not there any more
-LEAST = 0.05  # cores; a client that uses less never waits
+LEAST = 0.03  # cores; a client that uses less never waits
 LONGEST = 5.0  # seconds that a request waits
 NICE = 10  # how much less of a busy processor those threads get than the model and the small images
 

@@ -18,7 +18,6 @@ from typing import Any
 import uvicorn
 from PIL import Image
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from vitkit.errors import ConfigError
 from vitkit.server.accepting import BACKLOG, Listener, Turns
@@ -34,23 +33,16 @@ BLOCK_BYTES = 64 * 2**20
 FAREWELL = 0.5  # seconds after SIGTERM in which open connections may send one more request
 
 
-class State(ServerState):
-    """What the connections of a server share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns = Turns()
-
-
 class Protocol(H11Protocol):
     """HTTP/1.1 that gives each client its turn, and disconnects those that do not finish a request's head in time."""
 
-    server_state: State
+    turns: Turns  # shared by all connections of a server
     head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request."""
         super().connection_made(transport)
+        self.turns = vars(self.server_state).setdefault("turns", Turns())
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -61,10 +53,12 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection in the client's turn, and stop the timer."""
         self._cancel_timer()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # at once: nothing more can be sent
         self._in_turn(partial(super().connection_lost, exc))
 
     def _in_turn(self, function: Callable[[], None]) -> bool:
-        return self.server_state.turns(self.client[0] if self.client else "", function)
+        return self.turns(self.client[0] if self.client else "", function)
 
     def _handle(self, data: bytes) -> None:
         """Stop the timer when a head is complete, and start it for the next request."""
@@ -102,7 +96,6 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, middleware: Middleware) -> None:
         super().__init__(config)
-        self.server_state = State()
         self.middleware = middleware
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

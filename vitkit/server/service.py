@@ -93,7 +93,7 @@ class Service:
         self.ready = self.stopping = False
         self.untidy = False  # whether large requests may have left memory behind that nobody uses
         self.compute = threading.Lock()  # two batches at once would only compete for the same cores
-        self.pace = Pace((os.cpu_count() or 1) / 4)
+        self.pace = Pace((os.cpu_count() or 1) / 6)
         self.pool = FairPool(self.settings.threads, self.pace)
         most = self.settings.max_request_megapixels * 1e6
         self.budget = Budget(most, most / 200)
