@@ -405,6 +405,9 @@ FAULTS: dict[str, Fault] = {
     "a connection that had to wait is never read again": fault(
         "server/server.py", "if not self.flow.read_paused:", "if False:", "server/test_accepting.py"
     ),
+    "an answer is sent on a connection that is lost": fault(
+        "server/server.py", "self.cycle.disconnected = True", "pass", "server/test_accepting.py"
+    ),
     "greedy clients never wait": fault(
         "server/fair.py", "if cores > self._level else 0.0", "if False else 0.0", "server/test_attack.py"
     ),

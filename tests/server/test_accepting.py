@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
 from PIL import Image
+from uvicorn.server import ServerState
 
 from benchmarks.fuzz_serve import parse, request
 from tests.server.conftest import tiny
@@ -99,6 +102,36 @@ def test_large_bodies_of_one_client_all_arrive() -> None:
 
     with Running(create_app(Service(tiny())), bound), ThreadPoolExecutor(8) as pool:
         assert list(pool.map(send, range(8))) == [422] * 8
+
+
+def test_nothing_is_sent_on_a_lost_connection_that_waits_for_its_turn() -> None:
+    """Sending raised an error, whose traceback filled the log."""
+    received: list[str] = []
+
+    async def app(scope, receive, send) -> None:
+        received.extend([(await receive())["type"] for _ in range(2)])
+
+    async def main() -> None:
+        config = uvicorn.Config(app, http=server.Protocol, ws="none", lifespan="off", proxy_headers=False)
+        config.load()
+        protocol, transport = server.Protocol(config, ServerState(), {}), MagicMock()
+        transport.is_closing.return_value = False
+        protocol.connection_made(transport)
+        protocol.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert not transport.pause_reading.called
+        protocol.data_received(b"a")
+        assert transport.pause_reading.called
+        transport.resume_reading.reset_mock()
+        transport.is_closing.return_value = True
+        protocol.connection_lost(None)
+        assert protocol.cycle.disconnected
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not transport.resume_reading.called
+        assert not protocol.connections
+
+    asyncio.run(main())
+    assert received == ["http.disconnect"] * 2
 
 
 def test_turns(caplog: pytest.LogCaptureFixture) -> None:
