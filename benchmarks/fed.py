@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="Rounds after the first runs (default: 2).")
     parser.add_argument("--seconds", type=float, default=330, help="Begin nothing new after this time (default: 330).")
     parser.add_argument("--only", nargs="*", help="Contenders to run (default: all).")
-    parser.add_argument("--json", type=Path, help="File for the seconds of every run (default: none).")
+    parser.add_argument("--json", type=Path, help="File for the seconds per --images of every run (default: none).")
     options = parser.parse_args()
 
     began = time.perf_counter()
@@ -118,7 +118,7 @@ def main() -> None:
                         print(line, flush=True)
                 start = time.perf_counter()
                 try:
-                    work()
+                    count = work() or len(files)
                 except Exception as error:  # one that cannot run here must not end the others
                     print(
                         f"{name}: left out ({type(error).__name__}: {' '.join(str(error).split())[:200]})", flush=True
@@ -126,9 +126,9 @@ def main() -> None:
                     del contenders[name]
                     continue
                 took = time.perf_counter() - start
-                seconds[name] += [took] if turn else []
+                seconds[name] += [took * len(files) / count] if turn else []
                 kind = f"turn {turn}" if turn else "first"
-                print(f"{name}, {kind}: {took:.2f} s, {len(files) / took:,.0f} images/s", flush=True)
+                print(f"{name}, {kind}: {took:.2f} s, {count / took:,.0f} images/s", flush=True)
         print(summary(seconds, len(files)), flush=True)
         if options.json:
             options.json.write_text(json.dumps({"images": len(files), "seconds": seconds}, indent=1))
@@ -170,11 +170,16 @@ def summary(seconds: dict[str, list[float]], images: int) -> str:
 
 def _contenders(
     options: argparse.Namespace, folder: Path, files: list[str], cores: int
-) -> tuple[dict[str, Callable[[], None]], Callable[[], Iterator[str]]]:
-    """Return what takes turns, and what is measured once after the first turn."""
+) -> tuple[dict[str, Callable[[], int | None]], Callable[[], Iterator[str]]]:
+    """Return what takes turns, and what is measured once after the first turn.
+
+    What takes turns returns how many images it had, or None for all files once.
+    """
+    import numpy as np
     import torch
 
     import vitkit
+    from vitkit.data.base import Subset
     from vitkit.data.loader import EvalLoader
     from vitkit.data.sources import open_splits
     from vitkit.features import FeatureCache, fill
@@ -200,8 +205,11 @@ def _contenders(
         with mock.patch.object(EvalLoader, "_resizes_there", return_value=False):
             embed()
 
-    def evaluated() -> None:
-        evaluate(model, source, same_order=True, **spec)
+    def evaluated(decode: str = "cpu", times: int = 1) -> int:
+        """Evaluate all files, several times over to tell the start from the rate: `eval` computes copies again."""
+        images = Subset(source, np.tile(np.arange(len(source)), times)) if times > 1 else source
+        evaluate(model, images, same_order=True, decode=decode, **spec)
+        return len(images)
 
     def pillow() -> None:
         parts = [files[i :: 4 * cores] for i in range(4 * cores)]
@@ -278,7 +286,7 @@ def _contenders(
             f"(untrained) model are the same"
         )
 
-    found: dict[str, Callable[[], None]] = {
+    found: dict[str, Callable[[], int | None]] = {
         "Pillow only": pillow,
         "vitkit embed": embed,
         "vitkit eval": evaluated,
@@ -286,6 +294,8 @@ def _contenders(
     }
     if cuda:
         found["vitkit embed, decoded on the GPU"] = lambda: embed("gpu")
+        found["vitkit eval, decoded on the GPU"] = lambda: evaluated("gpu")
+        found["the same, four times over"] = lambda: evaluated("gpu", 4)
         found["vitkit embed, resized by the workers"] = resized_by_workers
     return found | {TIMM: timms}, after
 

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "process_group": {"errors"},
     "runtime": {"errors", "cpu_features", "devices", "process_group"},
-    "evaluation": {"errors", "model", "data", "runtime", "explanations.draw"},
+    "evaluation": {"errors", "model", "data", "runtime", "explanations.draw", "speed.frozen"},
     "features": {"errors", "model", "data", "evaluation.labels", "runtime", "speed.frozen"},
     "training": {"errors", "model", "data", "checkpoints", "evaluation", "runtime", "cuda_capture"},
     "cluster": {

@@ -303,6 +303,7 @@ def test_a_machine_without_the_data_stops_the_job_and_makes_no_rows(at: Path) ->
         ("embed {d} --from {w} --on ray --out {o} --cache {o}", "--cache has no meaning with --on ray"),
         ("embed {d} --from {w} --on ray --out {o} --device cuda", "a cluster with GPUs for --device cuda; it has none"),
         ("embed {d} --from {w} --on ray --out {o} --device cuda:1", "--device is one of auto, cpu, cuda"),
+        ("predict {w} {d} --on ray --out {o} --precision bf16", "predict computes in fp32; got --precision bf16"),
         ("embed {d} --from {w} --on ray --out {o} --precision fp16", "fp16 runs on GPUs only"),
         ("predict {w} {d} --on ray --out {o} --csv", "--csv has no meaning with --on ray"),
         ("predict {w} - --on ray --out {o}", "--on ray does not read standard input"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -355,6 +355,41 @@ def test_batches_made_ahead_keep_their_order_and_end_with_their_reader(no_cuda, 
         assert closed.is_set()
         assert threading.current_thread() not in threads
         assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("taken", [1, 4, 9])
+def test_two_threads_in_a_row_keep_the_order_and_end_with_their_reader(no_cuda, taken):
+    stopped, closed, threads = threading.Event(), [], {"first": set(), "second": set()}
+
+    def decoded():
+        try:
+            for n in range(9):
+                threads["first"].add(threading.current_thread())
+                if n > taken + 5:
+                    stopped.wait(10)  # as `Slots.take` waits for a worker
+                yield n
+        finally:
+            closed.append("first")
+
+    def resized(found):
+        try:
+            with closing(found):
+                for n in found:
+                    threads["second"].add(threading.current_thread())
+                    yield -n
+        finally:
+            closed.append("second")
+
+    device = torch.device("cuda")
+    ahead = made_ahead(resized(made_ahead(decoded(), device, stopped.set)), device, stopped.set)
+    assert [next(ahead) for _ in range(taken)] == [-n for n in range(taken)]
+    if taken == 9:
+        assert list(ahead) == []
+    ahead.close()
+    assert closed == ["first", "second"]
+    assert len(threads["first"]) == len(threads["second"]) == 1
+    assert not threads["first"] & threads["second"]
+    assert not any(thread.is_alive() for of in threads.values() for thread in of)
 
 
 def test_an_error_of_a_batch_made_ahead_is_raised_in_its_place(no_cuda):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import vitkit
 from tests.features.samples import photos, tiny
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage, DataError, InputError
-from vitkit.evaluation.predict import files, predictions
+from vitkit.evaluation.predict import files, predictions, runs
+from vitkit.runtime import Runtime
 
 
 @pytest.fixture
@@ -106,3 +108,27 @@ def test_predictions_come_as_they_are_made(model) -> None:
 
     stream = predictions(model, images(), batch_size=2)
     assert [p.image for p in stream] == [f"image {i}" for i in range(6)]
+
+
+def test_precision_is_that_of_the_runtime(model, folder) -> None:
+    runtime = Runtime("cpu", "bf16")
+    assert runs(model, 16, 4, runtime).name == "bf16"
+    images = sorted(folder.rglob("*.png"))
+    found = list(predictions(model, images, top=1, runtime=runtime))
+    x = torch.stack([preprocess(Image.open(path), model.input_spec) for path in images])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y = model.features(x)
+    with torch.no_grad():
+        p = model.classify(y.float()).softmax(-1)
+        exact = model(x).softmax(-1)
+    assert [one.probability for one in found] == pytest.approx(p.amax(1).tolist(), abs=1e-3)
+    assert (p - exact).abs().max() > 1e-5  # the two precisions differ
+
+
+def test_what_has_a_precision_of_its_own_keeps_it(model, folder) -> None:
+    runtime = SimpleNamespace(precision="bf16", device=torch.device("cpu"))
+    assert runs(model, 16, 4, runtime).name == "bf16"
+    assert runs(model, 16, 4, None).name == "fp32"
+    assert runs(lambda x: x, 16, 4, runtime).name == "as exported"
+    model.known = object()
+    assert runs(model, 16, 4, runtime).name == "fp32"

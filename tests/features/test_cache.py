@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -299,6 +300,39 @@ def test_many_images_are_asked_for_in_pieces(folder, cache, monkeypatch) -> None
     again = fill(model, source, cache, workers=0)
     assert (again.computed, again.reused) == (0, 12)
     assert np.array_equal(again.read().features, expected)
+
+
+def test_any_number_of_rows_is_written_at_once(cache) -> None:
+    space = cache.space({"a": "test"})
+    rng = np.random.default_rng(0)
+    for count in (0, 1, 240, 241, 500):
+        images, rows = rng.integers(0, 256, (count, 32), np.uint8), rng.random((count, 5), np.float32)
+        cache.write(space, images, rows)
+        found, there = cache.read(space, images, 5)
+        assert there.all()
+        assert np.array_equal(found, rows)
+    twice = np.repeat(images[:1], 2, axis=0)
+    cache.write(space, twice, rows[1:3])
+    assert np.array_equal(cache.read(space, twice, 5)[0], rows[[2, 2]])  # the last one counts
+    assert cache.count(space) == 1 + 240 + 241 + 500
+
+
+def test_weights_are_hashed_while_features_are_computed(folder, cache, monkeypatch) -> None:
+    computed, hashed = threading.Event(), []
+
+    def wait(*key):
+        assert computed.wait(30)
+        hashed.append(space_of(*key))
+        return hashed[0]
+
+    module = sys.modules["vitkit.features.embed"]
+    monkeypatch.setattr(module, "space_of", wait)
+    monkeypatch.setattr(module, "need_finite", lambda *given: computed.set())
+    source = open_source(folder, "all")
+    found = fill(tiny(), source, cache, workers=0)
+    assert found.computed == len(source)
+    assert len(hashed) == 1
+    assert found.space == cache.space(hashed[0])
 
 
 def test_nan_is_not_kept(folder, cache) -> None:

@@ -176,6 +176,7 @@ def test_bf16_on_the_cpu_asks_first_what_the_cpu_can_do(place, monkeypatch) -> N
     for command in (
         ["eval", place / "run", place / "photos"],
         ["embed", place / "photos", "--from", weights, "--out", place / "e.npz"],
+        ["predict", weights, place / "photos"],
     ):
         words = [*map(str, command), "--device", "cpu", "--precision", "bf16"]
         assert isinstance(CliRunner().invoke(app, words).exception, Asked), command
@@ -242,6 +243,7 @@ def test_predict_prints_lines_json_and_skips(place, tmp_path) -> None:
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert len(found["predictions"][0]["guesses"]) == 2
+    assert found["precision"] == "fp32"
     assert [skipped["image"] for skipped in found["skipped"]] == [str(tmp_path / "bad.jpg")]
     assert "bad.jpg" in result.stderr
     assert "1 of 2 images could not be read" in result.stderr

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import BatchOf, Device, On, Weights, Workers, loads_weights
+from vitkit.cli.options import BatchOf, Device, On, Precision, Weights, Workers, loads_weights
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
@@ -43,6 +43,7 @@ def predict(
     batch_size: BatchOf = 64,
     workers: Workers = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     on: On = None,
     *,
     overrides: dict[str, Any],
@@ -55,6 +56,8 @@ def predict(
         from vitkit.jobs.on_ray import images_of
 
         folder = on_ray.check(on, out, csv=as_csv)
+        if precision not in ("auto", "fp32"):
+            raise ConfigError(f"On a cluster, predict computes in fp32; got --precision {precision}. Leave it out.")
         about = {"weights": weights, "data": " ".join(images)}
         parts = images_of(images)
         how = {"batch_size": batch_size, "workers": workers, "device": device, "precision": "fp32"}
@@ -69,13 +72,15 @@ def predict(
     start_device(device)
     from vitkit.cli import options as common
     from vitkit.evaluation.names import cells
-    from vitkit.evaluation.predict import Images, predictions
+    from vitkit.evaluation.predict import Images, predictions, runs
     from vitkit.jobs.answers import write_answers
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 
     source = Images(given for text in images for given in (from_stdin() if text == "-" else [text]))
-    model = open_model(weights, Runtime(device).device, **overrides)
+    runtime = Runtime(device, precision)
+    model = open_model(weights, runtime.device, **overrides)
+    by = runs(model, len(source), batch_size, runtime)
     skipped: list[tuple[str, str]] = []
 
     def on_bad(name: str, why: str) -> None:
@@ -92,9 +97,10 @@ def predict(
                 batch_size=batch_size,
                 workers=0 if few and workers is None else workers,
                 progress=tick,
+                runtime=runtime,
             )
         none = "without a label" if model.input_spec.several else "none of these"
-        print(f"wrote {out}: {len(source)} rows, {answers.none} {none}, {answers.bad} could not be read")
+        print(f"wrote {out}: {len(source)} rows, {answers.none} {none}, {answers.bad} could not be read, {by.name}")
         if answers.bad:
             raise typer.Exit(1)
         return
@@ -113,6 +119,7 @@ def predict(
             bad_images="skip",
             on_bad=on_bad,
             workers=0 if few and workers is None else workers,
+            runtime=runtime,
         ):
             tick(1)
             if as_json:
@@ -136,6 +143,7 @@ def predict(
             json.dumps(
                 {
                     "weights": weights,
+                    "precision": by.name,
                     "predictions": kept,
                     "skipped": [{"image": name, "why": why} for name, why in skipped],
                 },

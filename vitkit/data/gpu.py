@@ -205,12 +205,26 @@ class GpuPixels:
         self.decoder = decoder or (nvjpeg(device) if encoded else None)
         self.resize = Resize(spec, device)
 
-    def __call__(self, pieces: Sequence[tuple[PlacedPiece, Tensor]], index: Sequence[int]) -> tuple[Tensor, list[Bad]]:
-        """Decode and resize the images of a batch.
+    def decode(self, pieces: Sequence[tuple[PlacedPiece, Tensor]]) -> list[Tensor | None]:
+        """Decode the files of a batch; None for those that the GPU refuses.
+
+        nvJPEG writes by a stream of its own, which knows nothing of who still reads the memory that it gets: free the
+        images only after the GPU has read them.
+
+        Args:
+            pieces: what the workers say, and their slots.
+        """
+        return self._decoded([_file(slot, e) for piece, slot in pieces for e in piece.images if e.turn])
+
+    def __call__(
+        self, pieces: Sequence[tuple[PlacedPiece, Tensor]], index: Sequence[int], decoded: Sequence[Tensor | None]
+    ) -> tuple[Tensor, list[Bad]]:
+        """Resize the images of a batch.
 
         Args:
             pieces: what the workers say, and their slots.
             index: position in the source of each image that they could read.
+            decoded: see `decode`.
 
         Returns:
             [n, C, H, W] uint8, and what could not be decoded after all, by its place in `index`.
@@ -223,13 +237,13 @@ class GpuPixels:
             there = slot[: max(e.stop for e in pixels)].to(self.device, non_blocking=True) if pixels else slot
             for e in piece.images:
                 if e.turn:
-                    files.append((len(images), slot[e.start : e.stop] if e.data is None else _tensor(e.data), e.turn))
+                    files.append((len(images), _file(slot, e), e.turn))
                     images.append(None)
                 else:
                     images.append(self._pixels(there if e.data is None else _tensor(e.data).to(self.device), e))
                 ready.append(not e.turn and e.size is None)
         bad: list[Bad] = []
-        for (n, file, turn), image in zip(files, self._decoded([file for _, file, _ in files]), strict=True):
+        for (n, file, turn), image in zip(files, decoded, strict=True):
             if image is not None:
                 images[n] = TURNED[turn](image)
                 continue
@@ -257,6 +271,10 @@ class GpuPixels:
             if len(files) == 1:
                 return [None]
             return [self._decoded([file])[0] for file in files]
+
+
+def _file(slot: Tensor, e: Placed) -> Tensor:
+    return slot[e.start : e.stop] if e.data is None else _tensor(e.data)
 
 
 def _tensor(data: bytes) -> Tensor:

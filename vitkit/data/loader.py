@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -385,6 +385,17 @@ def _tuples(rows: Array) -> list[Row]:
     return [(epoch, index) for epoch, index in rows.tolist()]
 
 
+# A batch that workers have prepared: the positions of its pieces, what the workers say with their slots, and the images
+# that the GPU has decoded.
+_Taken = tuple[list[range], list[tuple[Piece, Tensor]], list[Tensor | None]]
+
+
+def _tensors(made: Made) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch that are on the device."""
+    batch, _ = made
+    return (batch.pixels, batch.labels, batch.weight) if batch is not None else ()
+
+
 class EvalLoader(_Loader):
     """Every image of a source once, in the source's order, preprocessed.
 
@@ -463,21 +474,36 @@ class EvalLoader(_Loader):
         return Slots(work, len(work.pieces), self.workers, slots=count, size=work.size, pin=cuda)
 
     def _from_slots(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Batch, None, None]:
+        """On a GPU, one thread decodes a batch while another resizes the one before, and the model computes a third."""
         with pool:
-            made = self._made(pool, cuts)
-            with closing(made_ahead(made, self.device, pool.stop) if self.device.type == "cuda" else made) as found:
+            taken = self._taken(pool, cuts)
+            if self.device.type == "cuda":
+                if self.decode == "gpu":
+                    taken = made_ahead(taken, self.device, pool.stop, ahead=1)  # decoded photos can be large
+                made = made_ahead(self._made(pool, taken), self.device, pool.stop, _tensors)
+            else:
+                made = self._made(pool, taken)
+            with closing(made) as found:
                 yield from self._kept(found)
 
-    def _made(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[Made, None, None]:
-        """Yield batches, and let the workers fill the slots of each as soon as it is copied to the device."""
+    def _taken(self, pool: Slots[Piece], cuts: list[list[range]]) -> Generator[_Taken, None, None]:
+        """Take what workers have done for each batch, and decode the files that they left to the GPU."""
         for cuts_of in cuts:
-            batch = self._batch(cuts_of, [pool.take() for _ in cuts_of])
-            if self.device.type == "cuda":
-                copied = torch.cuda.Event(blocking=True)  # waiting leaves the core to others
-                copied.record()
-                copied.synchronize()
-            pool.release(len(cuts_of))
-            yield batch
+            pieces = [pool.take() for _ in cuts_of]
+            yield cuts_of, pieces, self._decoded(pieces)
+
+    def _made(self, pool: Slots[Piece], taken: Generator[_Taken, None, None]) -> Generator[Made, None, None]:
+        """Yield batches, and let the workers fill the slots of each as soon as it is copied to the device."""
+        with closing(taken):
+            for cuts_of, pieces, decoded in taken:
+                batch = self._batch(cuts_of, pieces, decoded)
+                if self.device.type == "cuda":
+                    copied = torch.cuda.Event(blocking=True)  # waiting leaves the core to others
+                    copied.record()
+                    copied.synchronize()
+                pool.release(len(cuts_of))
+                del pieces, decoded  # the GPU has read them, and their memory is for the next
+                yield batch
 
     def _sent(self, work: EvalWorker) -> Iterator[tuple[Piece, Tensor]]:
         """Preprocess here, or in workers that share no memory."""
@@ -499,7 +525,8 @@ class EvalLoader(_Loader):
     def _from_pieces(
         self, done: Iterator[tuple[Piece, Tensor]], cuts: list[list[range]]
     ) -> Generator[Batch, None, None]:
-        yield from self._kept(self._batch(cuts_of, [next(done) for _ in cuts_of]) for cuts_of in cuts)
+        taken = ((cuts_of, [next(done) for _ in cuts_of]) for cuts_of in cuts)
+        yield from self._kept(self._batch(cuts_of, pieces, self._decoded(pieces)) for cuts_of, pieces in taken)
 
     def _kept(self, made: Iterable[Made]) -> Generator[Batch, None, None]:
         """Yield the batches in which any image could be read, and record what could not."""
@@ -509,8 +536,16 @@ class EvalLoader(_Loader):
             if batch is not None:
                 yield batch
 
-    def _batch(self, cuts: list[range], pieces: list[tuple[Piece, Tensor]]) -> Made:
-        """Assemble a batch."""
+    def _decoded(self, pieces: list[tuple[Piece, Tensor]]) -> list[Tensor | None]:
+        """Decode the files that workers left to the GPU."""
+        if self._on_gpu is None:
+            return []
+        return self._on_gpu.decode(cast("list[tuple[PlacedPiece, Tensor]]", pieces))
+
+    def _batch(
+        self, cuts: list[range], pieces: list[tuple[Piece, Tensor]], decoded: Sequence[Tensor | None] = ()
+    ) -> Made:
+        """Assemble a batch; `decoded` are the images that workers left to the GPU."""
         kept: list[int] = []
         unread: list[Bad] = []
         for cut, (piece, _) in zip(cuts, pieces, strict=True):
@@ -521,7 +556,7 @@ class EvalLoader(_Loader):
             return None, unread
         digests = np.concatenate([piece.digests for piece, _ in pieces]) if self.hashed else None
         if self._on_gpu is not None:
-            x, bad = self._on_gpu(cast("list[tuple[PlacedPiece, Tensor]]", pieces), kept)
+            x, bad = self._on_gpu(cast("list[tuple[PlacedPiece, Tensor]]", pieces), kept, decoded)
             unread += [(kept[place], why) for place, why in bad]
             good = np.setdiff1d(np.arange(len(kept)), [place for place, _ in bad])
             kept, digests = [kept[n] for n in good], digests[good] if digests is not None else None

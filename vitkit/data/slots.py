@@ -47,13 +47,14 @@ class Slots(Generic[Result]):
     """
 
     def __init__(self, work: Work[Result], tasks: int, workers: int, *, slots: int, size: int, pin: bool) -> None:
-        self.tasks, self.slots, self.size, self.pin = tasks, slots, size, pin
+        self.tasks, self.slots, self.pin = tasks, slots, pin
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # pages are pinned, so no two slots share one
         self.taken = 0
         self._stopped = False
         self._ready: dict[int, tuple[Result, Exception | None]] = {}
-        self._memory = mmap.mmap(-1, max(1, slots * size))  # shared and anonymous: not limited by /dev/shm
-        self._all = torch.frombuffer(self._memory, dtype=torch.uint8)[: slots * size].view(slots, size)
-        self._registered = False
+        self._memory = mmap.mmap(-1, max(1, slots * self.size))  # shared and anonymous: not limited by /dev/shm
+        self._all = torch.frombuffer(self._memory, dtype=torch.uint8)[: slots * self.size].view(slots, self.size)
+        self._registered = 0  # slots whose memory is pinned; without it copies are only slower
         context = multiprocessing.get_context("fork")
         self._free = context.Semaphore(slots)
         self._next = context.Value("q", 0)
@@ -75,9 +76,9 @@ class Slots(Generic[Result]):
         Raises:
             LostWorker: a worker died, or did not answer for PATIENCE seconds.
         """
-        if self.pin and not self._registered:
-            self._registered = True  # after the fork and while the workers work; without it copies are only slower
-            torch.cuda.cudart().cudaHostRegister(self._all.data_ptr(), self._all.numel(), 0)
+        if self.pin and self.taken < self.slots:  # after the fork, and slot by slot: all at once would take 0.2 s
+            self._registered += 1
+            torch.cuda.cudart().cudaHostRegister(self._slot(self.taken).data_ptr(), self.size, 0)
         began = time.monotonic()
         while self.taken not in self._ready:
             for key, _ in self._selector.select(TICK):
@@ -93,7 +94,10 @@ class Slots(Generic[Result]):
             self.close()
             raise error
         self.taken += 1
-        return result, self._all[(self.taken - 1) % self.slots]
+        return result, self._slot(self.taken - 1)
+
+    def _slot(self, task: int) -> Tensor:
+        return self._all[task % self.slots]
 
     def release(self, count: int = 1) -> None:
         """Let workers fill the oldest slots that were taken.
@@ -119,9 +123,10 @@ class Slots(Generic[Result]):
         kill(self._processes)
         self._processes = []
         if self._registered:
-            self._registered = False
             torch.cuda.synchronize()  # copies from this memory may be under way
-            torch.cuda.cudart().cudaHostUnregister(self._all.data_ptr())
+        while self._registered:
+            self._registered -= 1
+            torch.cuda.cudart().cudaHostUnregister(self._slot(self._registered).data_ptr())
 
     def __enter__(self) -> Slots[Result]:
         return self

@@ -22,9 +22,11 @@ from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream
 from vitkit.evaluation.names import answer_names
 from vitkit.model.backbone import Backbone
-from vitkit.model.classifier import Classifier, device_of, probabilities
+from vitkit.model.classifier import Classifier, Running, device_of, probabilities
 from vitkit.model.config import InputSpec
 from vitkit.model.known import NONE, Judged
+from vitkit.runtime import Runtime
+from vitkit.speed.frozen import Way, way
 from vitkit.types import Array, Plotted
 
 Given = str | Path | bytes | Image.Image | Array  # one image; a string or path may also be a folder or a glob pattern
@@ -188,6 +190,29 @@ def image(given: bytes | Image.Image | Array) -> Raw:
     )
 
 
+def runs(model: Classifier, images: int, batch_size: int, runtime: Runtime | None) -> Way:
+    """Return how a model runs that classifies images.
+
+    An exported one runs as it was exported, and one that tells which images are none of its classes in fp32, in which
+    its limit was measured.
+
+    Args:
+        model: the model, on its device.
+        images: how many there are.
+        batch_size: images per batch.
+        runtime: sets the precision of any other model (default: fp32).
+    """
+    if not isinstance(model, Backbone):
+        return Way("as exported")
+    if runtime is None or _judged(model):
+        return Way("fp32")
+    return way(model, runtime.precision, images, batch_size=batch_size)
+
+
+def _judged(model: Classifier) -> bool:
+    return isinstance(model, Backbone) and model.known is not None
+
+
 def predictions(
     model: Classifier,
     images: Given | Iterable[Given] | Images,
@@ -197,6 +222,7 @@ def predictions(
     workers: int | None = 0,
     bad_images: BadImages = "fail",
     on_bad: Callable[[str, str], None] | None = None,
+    runtime: Runtime | None = None,
 ) -> Iterator[Prediction]:
     """Yield what `predict` returns, as soon as each batch is done; all predictions need never be in memory at once.
 
@@ -208,6 +234,7 @@ def predictions(
         workers: see `predict`.
         bad_images: see `predict`.
         on_bad: called with (name, reason) for every image that is skipped.
+        runtime: sets the precision, as far as the model has a choice: see `runs` (default: fp32).
     """
     if top < 1:
         raise InputError(f"top must be at least 1; got {top}.")
@@ -222,8 +249,11 @@ def predictions(
         bad_images=bad_images,
         on_bad=on_bad,
     )
-    judged = isinstance(model, Backbone) and model.known is not None
-    for logits, index in stream(Judged(model) if judged else model, loader):  # type: ignore[arg-type]
+    judged, by = _judged(model), runs(model, len(source), batch_size, runtime)
+    run: Classifier = Running(by.build, model.input_spec) if by.build else model
+    if judged:
+        run = Judged(cast("Backbone", model))
+    for logits, index in stream(run, loader, None if by.name == "fp32" else runtime):
         far = logits[:, -1].tolist() if judged else [None] * len(logits)
         own = torch.from_numpy(logits[:, : len(names)])
         for p, i, distance in zip(probabilities(own, model.input_spec).numpy(), index, far, strict=True):

@@ -12,6 +12,7 @@ renamed and replaced. SQLite's locks need a local disk, so keep the cache off ne
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
@@ -37,6 +38,8 @@ T = TypeVar("T")
 NAME = "features.sqlite"
 FORMAT = 1  # part of every key: raise it, and all features are computed again
 KEYS = 500  # images per query; old builds of SQLite allow 999 variables
+ROWS = 240  # rows per statement, of four variables each
+QUICK = 2047  # bytes that hashlib takes without letting Python's other threads run, for which it would then wait
 PAGE, LOG = 2**14, 2**26  # bytes per page, and bytes of new rows after which SQLite waits for the disk
 TIMEOUT = 60.0  # seconds to wait for another process's transaction
 
@@ -225,7 +228,11 @@ class FeatureCache:
         def work(db: sqlite3.Connection) -> None:
             with db:
                 db.execute("BEGIN IMMEDIATE")
-                db.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?, ?)", values)
+                # Not `executemany`, which would wait for Python's other threads after each row.
+                for start in range(0, len(values), ROWS):
+                    part = values[start : start + ROWS]
+                    many = ", ".join(["(?, ?, ?, ?)"] * len(part))
+                    db.execute(f"INSERT OR REPLACE INTO features VALUES {many}", list(itertools.chain(*part)))
 
         self._try(work)
 
@@ -299,4 +306,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _checksum(space: Space, image: bytes, numbers: bytes) -> bytes:
-    return hashlib.blake2b(space.key.encode() + image + numbers, digest_size=8).digest()
+    h = hashlib.blake2b(space.key.encode() + image, digest_size=8)
+    for start in range(0, len(numbers), QUICK):
+        h.update(numbers[start : start + QUICK])
+    return h.digest()

@@ -6,6 +6,7 @@ needs as much memory for a thousand images as for a million.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections import deque
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 CHUNK = 4096  # rows of the cache to read at once
 PIECE = 64  # images that a thread hashes at once
-UNWRITTEN = 4  # batches that may wait for the disk
+UNWRITTEN = 64  # batches that may wait for the disk, and at first for the hash of the weights
 CPU_BATCH = 16  # images per forward pass on a CPU, so that activations stay in its cache
 
 
@@ -228,19 +229,29 @@ class _Filling:
         self.missing: Array = np.arange(len(self.source))  # positions of the images that the cache lacks
         self.skipped: dict[str, str] = {}
         self.loader: EvalLoader | None = None  # None if nothing is missing
+        self._key = (self.model, self.choice, self.by.name, self.loading.keywords["decode"])
+        self._about: Future[dict[str, Any]] | None = None  # what a thread finds out about the space
+
+    @functools.cached_property
+    def space(self) -> Space:
+        """The cache's key for model, preprocessing and feature."""
+        return self.cache.space(self._about.result() if self._about is not None else space_of(*self._key))
+
+    def _describe(self) -> dict[str, Any]:
+        """Hash the weights, whose copies do not wait for what the GPU computes meanwhile."""
+        device = device_of(self.model)
+        with torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None):
+            return space_of(*self._key)
 
     def find(self) -> None:
         """Find what is missing. Into an empty space everything is: then workers hash the images that they decode.
 
-        If the space cannot exist yet, they start before the weights are hashed and the engine is built, which takes as
-        long as decoding a few thousand images.
+        If the space cannot exist yet, they start at once, and the weights are hashed while features are computed.
         """
         once = self.runtime.on_main if self.runtime else _call
-        key = (self.model, self.choice, self.by.name, self.loading.keywords["decode"])
-        if once(lambda: not self.cache.knows(outline(*key))):
+        if once(lambda: not self.cache.knows(outline(*self._key))):
             self._load(self.source, hashed=True)
-        self.space = self.cache.space(space_of(*key))
-        if self.loader is not None:
+            self._about = _in_thread(self._describe)
             return
         if not once(lambda: self.cache.holds(self.space)):
             self._load(self.source, hashed=True)
@@ -260,7 +271,7 @@ class _Filling:
         """Compute the features of what is missing, and write them while the next ones are computed."""
         error: VitkitError | None = None
         try:
-            with closing(self.batches), _Writer(self.cache, self.space) as writer:
+            with closing(self.batches), _Writer(self.cache, lambda: self.space) as writer:
                 for (places, count), found in on_host(self._features(loader)):
                     rows = found.numpy()
                     need_finite(rows, self.source, places)
@@ -379,16 +390,16 @@ class _Writer:
 
     Args:
         cache: used by this thread alone until the context ends.
-        space: where the features belong.
+        space: returns where the features belong; called in the thread.
     """
 
-    def __init__(self, cache: FeatureCache, space: Space) -> None:
+    def __init__(self, cache: FeatureCache, space: Callable[[], Space]) -> None:
         self.cache, self.space = cache, space
         self.thread, self.waiting = ThreadPoolExecutor(1), deque[Future[None]]()
 
     def write(self, images: Array, rows: Array) -> None:
         """Write some features soon; if an earlier batch could not be written, raise its error."""
-        self.waiting.append(self.thread.submit(self.cache.write, self.space, images, rows))
+        self.waiting.append(self.thread.submit(lambda: self.cache.write(self.space(), images, rows)))
         while len(self.waiting) > UNWRITTEN:
             self.waiting.popleft().result()
 
@@ -403,6 +414,14 @@ class _Writer:
 
 def _call(work: Callable[[], T]) -> T:
     return work()
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    thread = ThreadPoolExecutor(1)
+    try:
+        return thread.submit(work)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _new(digests: Array, seen: set[bytes]) -> Array:

@@ -11,6 +11,7 @@ from vitkit.data.base import SEPARATOR
 from vitkit.evaluation.names import cells
 from vitkit.evaluation.predict import Images, Prediction, predictions
 from vitkit.model.classifier import Classifier
+from vitkit.runtime import Runtime
 from vitkit.types import Tick
 
 COLUMNS = ("image", "class", "index", "probability", "distance", "error")
@@ -34,6 +35,7 @@ def write_answers(
     batch_size: int = 64,
     workers: int | None = 0,
     progress: Tick | None = None,
+    runtime: Runtime | None = None,
 ) -> Answers:
     """Classify images and write a .csv file with one row per image, in their order.
 
@@ -48,6 +50,7 @@ def write_answers(
         batch_size: images per batch.
         workers: worker processes for decoding; None for one per core.
         progress: called with the number of images finished since the last call.
+        runtime: sets the precision; see `evaluation.predict.runs` (default: fp32).
     """
     path, bad, none = Path(out).expanduser(), dict[str, str](), 0
     columns = LABEL_COLUMNS if model.input_spec.several else COLUMNS
@@ -75,6 +78,7 @@ def write_answers(
             workers=workers,
             bad_images="skip",
             on_bad=lambda name, why: bad.update({name: why}),
+            runtime=runtime,
         ):
             until(found.image)
             none += found.none_of_these or found.labels == ()
