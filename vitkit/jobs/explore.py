@@ -160,7 +160,8 @@ def page() -> dict[str, bytes]:
     """Return the files of the page itself, by name: the same for every model."""
     folder = resources.files("vitkit.explore").joinpath("page")
     own = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith((".html", ".css", ".js"))}
-    return own | runtime.files()
+    camera = resources.files("vitkit.server").joinpath("page", "camera.js")  # one file for both pages
+    return own | {camera.name: camera.read_bytes()} | runtime.files()
 
 
 def card_of(vit: ViT, names: Sequence[str], name: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-// Take a photo with the browser's camera, or with the phone's camera app where the browser has no access to one.
+// Take a photo with the browser's camera, or with the phone's camera app where the browser has no access to one. The
+// explorable page has a copy of this file, so it imports nothing.
 
-import { $ } from "./dom.js";
+const $ = (id) => document.getElementById(id);
 
-// Set up the dialog, and return the function that opens it; `take` gets the photo.
-export function setUpCamera(take) {
+// Set up the dialog, and return the function that opens it; `take` gets the photo, a file of the given type.
+export function setUpCamera(take, type = "image/jpeg") {
   const dialog = $("camera"), video = $("video"), message = $("camera-message");
   let stream = null;
 
@@ -38,8 +39,8 @@ export function setUpCamera(take) {
     canvas.getContext("2d").drawImage(video, 0, 0);
     canvas.toBlob((blob) => {
       dialog.close();
-      if (blob) take(new File([blob], "photo.jpg", { type: "image/jpeg" }));
-    }, "image/jpeg", 0.92);
+      if (blob) take(new File([blob], `photo.${type === "image/png" ? "png" : "jpg"}`, { type }));
+    }, type, 0.92);
   });
   $("no-photo").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", stop);
