@@ -52,6 +52,23 @@ def milliseconds(work: Callable[[], object], times: int = 10) -> float:
     return start.elapsed_time(end)
 
 
+def busy_milliseconds(work: Callable[[], object], times: int = 5) -> float:
+    """Time CUDA work that takes longer than launching it; no graph is captured, which takes longer than the work.
+
+    Args:
+        work: CUDA work.
+        times: how often it is repeated; the result is for all repetitions.
+    """
+    work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
 def fastest(what: str, ways: Ways, time: Callable[[Callable[[], object]], float] = milliseconds) -> str | None:
     """Return the name of the fastest way; None if none of them runs.
 

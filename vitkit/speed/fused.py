@@ -8,7 +8,8 @@ What changes, and why the answers do not (beyond rounding):
   - E of Eq. 1 is one matrix product over flattened patches; class token, registers and positions are one table.
   - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding).
   - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
-  - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand.
+  - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand. So do products
+    of many rows with cuBLASLt's algorithms (cublas.py).
   - Small batches on CUDA are one graph launch instead of a hundred kernel launches. Their longest product, the MLP's
     second, may be split along its length into parts that run side by side; the LayerNorm that reads next adds them up.
 
@@ -35,6 +36,7 @@ from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.vit import ViT
 from vitkit.speed.choices import fastest
+from vitkit.speed.cublas import add_product, linear
 from vitkit.speed.kernels import (
     add_norm,
     attention,
@@ -85,20 +87,24 @@ class Products:
     def qkv(self, u: Normed, first: int = 0) -> Tensor:
         """Eq. 5, [M, 3 h d], or only its columns from `first` on."""
         W, b = self.layer.qkv
-        return torch.addmm(b[first:], u[0], W[:, first:])
+        return linear(u[0], W[:, first:], b[first:])
+
+    def project(self, z: Tensor, sa: Tensor) -> None:
+        """Eq. 8 and the residual of Eq. 2: add sa U_msa to z."""
+        add_product(z, sa, self.layer.out)
 
     def hidden(self, u: Normed) -> Tensor:
         """GELU(u W_1 + b_1)."""
         (W, b), x = self.layer.fc1, u[0]
         if x.is_cuda and x.dtype != torch.float32:
-            return torch._addmm_activation(b, x, W, use_gelu=True)
+            return linear(x, W, b, gelu=True)
         return F.gelu(torch.addmm(b, x, W), approximate=self.approximate)
 
     def add(self, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
         """z + h W_2; or z, and the parts [S M, D] that are still to be added to it."""
         (M, K), W, splits = h.shape, self.layer.fc2, self.splits
         if splits is None or M > FEW:
-            return z.addmm_(h, W), None
+            return add_product(z, h, W), None
         if M not in splits:
             other = z.clone()
             ways: dict[str, Callable[[], object]] = {"1": lambda: other.addmm_(h, W)}
@@ -173,10 +179,13 @@ class Fused:
         with torch.inference_mode():
             x = validate_and_pad(x, self.config).to(self.device, self.dtype)
             grid = x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size
-            tokens = len(x) * (self.config.num_prefix_tokens + grid[0] * grid[1])
             if not len(x):
                 raise InputError("Expected at least one image; got a batch of 0.")
-            return self.replay(x, grid) if self.graphs and tokens <= SMALL else self.run(x, grid)
+            return self.replay(x, grid) if self.replays(x, grid) else self.run(x, grid)
+
+    def replays(self, x: Tensor, grid: tuple[int, int]) -> bool:
+        """Whether these pixels run as a CUDA graph."""
+        return self.graphs and len(x) * (self.config.num_prefix_tokens + grid[0] * grid[1]) <= SMALL
 
     def replay(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Run a captured graph; a new shape is captured first."""
@@ -226,7 +235,7 @@ class Fused:
             sa = F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2).reshape(B, -1)
         else:
             sa = self.attention(by.qkv(u), layer, B, T)                                   # Eqs. 5-7
-        z.addmm_(sa, layer.out)                                                           # Eqs. 8, 2
+        by.project(z, sa)                                                                 # Eqs. 8, 2
         return by.add(z, by.hidden(self.read(z, None, layer.shift2, layer.norm2, by)))    # Eq. 3
 
     def read(self, z: Tensor, pending: Tensor | None, shift: Tensor, norm: tuple[Tensor, Tensor],

@@ -199,7 +199,8 @@ def attention_loop(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
     size, queries = width // heads, 64
     main, rest = (size, 0) if size & (size - 1) == 0 else (64, size - 64)
     keys = cut(T)
-    boxes = [TensorDescriptor.from_tensor(qkv, [n or 16, e or 16]) for n in (queries, *keys) for e in (main, rest)]
+    sides = [(n, e) for n in (queries, *keys) for e in (main, rest)]
+    boxes = [TensorDescriptor.from_tensor(qkv, [n, e]) if n and e else None for n, e in sides]
     triton_kernels.attention_loop[(heads, B)](
         *boxes,
         out,
