@@ -1,8 +1,8 @@
 """Matrix products of many rows by cuBLASLt, each with the algorithm that is fastest here.
 
-torch runs the algorithm that cuBLASLt suggests first. For the shapes of a ViT another one is often faster: on an H200,
-smaller tiles hide the GELU of a tile behind the product of the next. So suggestions are timed next to torch itself
-(choices.py). Other devices, other types and few rows run in torch.
+torch runs the algorithm that cuBLASLt suggests first. For the shapes of a ViT another one is often faster, most of all
+where a GELU follows (docs/log.md), so suggestions are timed next to torch itself (choices.py). Other devices, other
+types and few rows run in torch.
 
 Legend: M rows of tokens, a product is [M, K] [K, N].
 """
