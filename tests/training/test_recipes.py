@@ -339,7 +339,7 @@ NUMBERS = {
     },
     "fashion": {
         **SCRATCH,
-        "epochs": 250,
+        "epochs": 150,
         "drop_path": 0.1,
         "val": 0.02,
         "augment": {**CROP, "scale": (0.7, 1.0), "ratio": (0.8, 1.25), "erase": 0.25},
@@ -361,10 +361,10 @@ NUMBERS = {
     "cifar10": {
         **SCRATCH,
         "epochs": 200,
-        "drop_path": 0.1,
+        "drop_path": 0.15,
         "val": 0.02,
         "augment": {**CROP, "scale": None, "pad": 4, "trivial": True},
-        "mix": {**UNMIXED, "mixup": 0.2, "cutmix": 1.0, "probability": 0.5},
+        "mix": {**UNMIXED, "cutmix": 1.0, "probability": 0.5},
     },
     "foodvision-scratch": {
         **OURS,
