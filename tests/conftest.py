@@ -46,7 +46,8 @@ def shared_data() -> Path:
 def command() -> Iterator[Path]:
     """The program `vitkit`, each time in a process of its own. On Linux that is a fork, which starts sooner."""
     script = Path(sys.executable).with_name("vitkit")
-    if sys.platform != "linux" or os.environ["OMP_NUM_THREADS"] != "1":  # threads do not survive a fork
+    threads = os.environ["OMP_NUM_THREADS"] != "1"
+    if sys.platform != "linux" or threads or torch.cuda.is_available():  # neither threads nor CUDA survive a fork
         yield script
         return
     with forking(script) as program:
