@@ -19,6 +19,7 @@ from vitkit.checkpoints import load
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name", ["CLIPVisionModelWithProjection", "SiglipVisionModel", "DINOv3ViTModel", "BeitForImageClassification"]
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -134,6 +136,19 @@ def test_a_list_of_good_images_is_a_data_set(folder, tmp_path):
         assert [listed.raw(i) for i in range(len(listed))] == [copy.raw(i) for i in range(len(copy))]
     again = clean(examine(tmp_path / "lists/good.csv", workers=0), tmp_path / "again.csv")  # a table can be cleaned too
     assert again.left_out == {}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows allows no such names")
+def test_a_list_has_no_formulas_and_the_same_names(tmp_path):
+    names = ["'+x", "'=1+1", "-1.5", "=1+1", "@b", "a"]
+    for i, name in enumerate(names):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        picture(i).save(tmp_path / "set" / name / "=x.png")
+    clean(examine(tmp_path / "set", workers=0), tmp_path / "good.csv")
+    with open(tmp_path / "good.csv", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell[0] in "=+@-" and cell != "-1.5"]
+    assert sorted(open_source(tmp_path / "good.csv", "all").class_names) == names
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def predict(
 
     start_device(device)
     from vitkit.cli import options as common
-    from vitkit.evaluation.names import cells
+    from vitkit.data.table import cells
     from vitkit.evaluation.predict import Images, predictions, runs
     from vitkit.jobs.answers import write_answers
     from vitkit.jobs.open_model import open_model

@@ -19,6 +19,7 @@ from pathlib import Path
 from vitkit.data.base import NO_LABEL
 from vitkit.data.doctor import Place, Report, place_of
 from vitkit.data.sources import parse
+from vitkit.data.table import cells
 from vitkit.errors import DataError, OutputError
 from vitkit.types import Progress
 
@@ -73,7 +74,7 @@ def clean(report: Report, out: str | Path, progress: Progress | None = None) -> 
                 for file_of, image in rows:
                     split = () if image.split == "all" else (image.split,)
                     label = "" if report.combinations and image.label == NO_LABEL else image.label
-                    writer.writerow((os.path.relpath(file_of, path.parent), label, *split))
+                    writer.writerow(cells((os.path.relpath(file_of, path.parent), label, *split)))
         else:
             for done, (file_of, image) in enumerate(rows, 1):
                 below = Path(image.name).parts[1:]

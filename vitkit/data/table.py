@@ -4,14 +4,16 @@
     image,labels        any number of labels per image, separated by |; an empty cell is an image without labels
     image,cat,dog,...   the same, as one column per label with 0 or 1
 
-Lists of names in a .parquet file are labels too.
+Lists of names in a .parquet file are labels too. Every .csv file that vitkit writes passes through `cells`, which keeps
+spreadsheets from running what it says; reading takes that back.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -32,8 +34,20 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "split": ("split", "subset"),
 }
 PRESENT: dict[str, int] = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}  # cells of a column per label
+FORMULA = re.compile(r"'*[=+@\t\r-](?![\d.]+(e[+-]?\d+)?$)")  # what a spreadsheet runs, and not a number
 MakeFiles = Callable[[list[str], Array, list[str]], Source]  # paths, labels and names of the classes -> a source
 Where = Callable[[int], str]  # row -> the file and the line, for messages
+
+
+def cells(row: Iterable[object]) -> list[object]:
+    """Return a row for a CSV file, with an apostrophe before text that a spreadsheet would run as a formula."""
+    return [f"'{one}" if isinstance(one, str) and FORMULA.match(one) else one for one in row]
+
+
+def _text(cell: str) -> str:
+    """Return what a cell says, without the apostrophe of `cells`."""
+    cell = cell.strip()
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def splits_csv(place: str) -> Splits:
@@ -65,14 +79,14 @@ def of_csv(place: str, file: TextIO, files: MakeFiles) -> Splits:
         raise DataError(f"Expected a .csv file in UTF-8 at {place}: {error}.") from error
     if not rows:
         raise DataError(f"Expected the heading path,label and one line per image; {place} is empty.")
-    heading = [cell.strip() for cell in rows[0][1]]
+    heading = [_text(cell) for cell in rows[0][1]]
     lines = [(number, row) for number, row in rows[1:] if row]
     for number, row in lines:
         if len(row) != len(heading):
             raise DataError(
                 f"{place}, line {number}: expected {len(heading)} cells, as in the heading; got {len(row)}."
             )
-    columns = {name: [row[i].strip() for _, row in lines] for i, name in enumerate(heading)}
+    columns = {name: [_text(row[i]) for _, row in lines] for i, name in enumerate(heading)}
     return _splits(place, heading, columns, lambda row: f"{place}, line {lines[row][0]}", files)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -13,8 +11,6 @@ import torch
 
 from vitkit.errors import InputError
 from vitkit.model.classifier import Classifier
-
-FORMULA = re.compile(r"[=+@\t\r-](?![\d.]+(e[+-]?\d+)?$)")  # what a spreadsheet runs, and not a number
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,3 @@ def answer_names(model: Classifier) -> tuple[str, ...]:
             "with texts, and its outputs are not classes. Fit one with `vitkit probe DATA --from WEIGHTS`."
         )
     return class_names(model)
-
-
-def cells(row: Iterable[object]) -> list[object]:
-    """Return a row for a CSV file, with an apostrophe before text that a spreadsheet would run as a formula."""
-    return [f"'{one}" if isinstance(one, str) and FORMULA.match(one) else one for one in row]

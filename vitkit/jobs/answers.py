@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import SEPARATOR
-from vitkit.evaluation.names import cells
+from vitkit.data.table import cells
 from vitkit.evaluation.predict import Images, Prediction, predictions
 from vitkit.model.classifier import Classifier
 from vitkit.runtime import Runtime

@@ -19,12 +19,13 @@ from vitkit.data.base import Source, Subset, stratified
 from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits, parse
+from vitkit.data.table import cells
 from vitkit.errors import DataError, UnreadableFile
 from vitkit.evaluation.labels import LabelMeasures, joined, measure_labels, sigmoid
 from vitkit.evaluation.logits import Outputs, logits_of
 from vitkit.evaluation.match import in_order, match_classes
 from vitkit.evaluation.measure import Measures, answers, measure
-from vitkit.evaluation.names import answer_names, cells
+from vitkit.evaluation.names import answer_names
 from vitkit.explanations import draw
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, Running, device_of

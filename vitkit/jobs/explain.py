@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from vitkit.data.preprocess import preprocess, resized
 from vitkit.data.samples import PHOTOS, sample_photo
+from vitkit.data.table import cells
 from vitkit.errors import InputError, OutputError, nearest
-from vitkit.evaluation.names import cells, class_names
+from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explanations import draw
 from vitkit.explanations.common import Arrays, Grid, PlotOptions, cell_of, grid_of, targets_of, unwrap_any

@@ -14,8 +14,8 @@ from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
 from vitkit.data.loader import BadImages
 from vitkit.data.near import close_features, groups
+from vitkit.data.table import cells
 from vitkit.errors import ConfigError, DataError, MissingDependency
-from vitkit.evaluation.names import cells
 from vitkit.evaluation.predict import Given, Images
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill

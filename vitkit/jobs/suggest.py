@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from vitkit.checkpoints.atomic import staging
+from vitkit.data.table import cells
 from vitkit.errors import ConfigError
-from vitkit.evaluation.names import cells, class_names
+from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill
