@@ -6,6 +6,7 @@ A worker that dies or no longer answers ends the work with a LostWorker error; n
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -84,11 +85,12 @@ def _in_workers(
             )
         )
     processes = [process for process in multiprocessing.active_children() if process not in others]
-    nothing = object()
+    nothing, watch = object(), _Watch(processes, on_wait)
     try:
-        while (result := _next(results, nothing, processes, on_wait)) is not nothing:
+        while (result := _next(results, nothing, watch)) is not nothing:
             yield result
     finally:
+        watch.close()
         results = None  # ends the workers, except those that no longer answer
         kill(processes)
 
@@ -104,28 +106,76 @@ def _no_handler_of_child_signals() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def _next(results: Any, nothing: object, processes: list[Any], on_wait: Callable[[float], None]) -> Any:
-    """Return the next result, or `nothing` at the end. If it does not come, kill all workers and raise."""
-    began = time.monotonic()
-    while True:
-        try:
-            return next(results, nothing)
-        except RuntimeError as error:
-            waited = time.monotonic() - began
+class _Watch:
+    """A thread that frees a process from workers that no longer answer.
+
+    torch waits TICK seconds for a result. But the memory of a tensor is handed over after its result has arrived, and
+    torch waits for that without a limit.
+
+    Args:
+        processes: the workers.
+        on_wait: see `parallel_map`.
+    """
+
+    def __init__(self, processes: list[Any], on_wait: Callable[[float], None]) -> None:
+        self.processes, self.on_wait = processes, on_wait
+        self.began: float | None = None  # when the process began to wait for its next result; None if it does not wait
+        self.asked = 0.0  # when it last asked torch for it
+        self.error: BaseException | None = None  # why the workers were killed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def check(self, waited: float) -> None:
+        """Raise if the wait is to end."""
+        self.on_wait(waited)
+        if waited > PATIENCE:
+            raise LostWorker(
+                f"No worker process has sent images for {waited:.0f} s. Check that the images can be read (a network "
+                f"drive may hang), or use --workers 0."
+            )
+
+    def _look(self) -> None:
+        while not self._over.wait(TICK):
+            began, now = self.began, time.monotonic()
+            if began is None or now - self.asked < 3 * TICK:
+                continue
             try:
-                if dead := [process for process in processes if process.exitcode not in (None, 0)]:
+                self.check(now - began)
+            except BaseException as error:
+                self.error = error
+                kill(self.processes)  # ends the wait
+                return
+
+
+def _next(results: Any, nothing: object, watch: _Watch) -> Any:
+    """Return the next result, or `nothing` at the end. If it does not come, kill all workers and raise."""
+    began = watch.asked = watch.began = time.monotonic()
+    try:
+        while True:
+            try:
+                return next(results, nothing)
+            except (RuntimeError, OSError, EOFError) as error:
+                if watch.error is not None:
+                    raise watch.error from error
+                if isinstance(error, (ConnectionError, EOFError)):  # from a worker that is just ending
+                    multiprocessing.connection.wait([process.sentinel for process in watch.processes], TICK)
+                if dead := [process for process in watch.processes if process.exitcode not in (None, 0)]:
                     raise LostWorker(epitaph(dead[0])) from error
                 if not str(error).startswith("DataLoader timed out"):
                     raise
-                on_wait(waited)
-                if waited > PATIENCE:
-                    raise LostWorker(
-                        f"No worker process has sent images for {waited:.0f} s. Check that the images can be read "
-                        f"(a network drive may hang), or use --workers 0."
-                    ) from error
-            except BaseException:
-                kill(processes)  # now, because torch would wait for each of them
-                raise
+                watch.asked = time.monotonic()
+                watch.check(watch.asked - began)
+    except BaseException:
+        kill(watch.processes)  # now, because torch would wait for each of them
+        raise
+    finally:
+        watch.began = None
 
 
 def epitaph(process: Any) -> str:
