@@ -73,16 +73,34 @@ def norm_of_a_sum() -> list[Tensor]:
     return gradients(outputs, [z, branch, bias, weight, shift])
 
 
+def depth(images: int, rate: float) -> differentiable.Depth:
+    order = torch.randperm(images)
+    return differentiable.Depth(order, order.argsort().int(), torch.rand(()), rate)
+
+
 def norm_with_stochastic_depth() -> list[Tensor]:
-    z, branch, bias, weight, shift = leaves((15, 24), (15, 24), (24,), (24,), (24,))
-    keep = torch.tensor([0.0, 1.25, 1.25])
-    outputs = differentiable.AddNorm.apply(z, branch, bias, keep, weight, shift, 1e-6)
-    return gradients(outputs, [z, branch, bias, weight, shift])
+    found = []
+    for rate in (0.1, 0.5, 0.7, 1.0):  # of five images with three tokens each
+        before, after = depth(5, rate), depth(5, 0.9 * rate)
+        rows = 3 * len(before.images)
+        z, branch, bias, weight, shift = leaves((15, 24), (rows, 24), (24,), (24,), (24,))
+        for one, other in ((before, None), (before, after), (None, after)):
+            used = branch if one else torch.cat([branch] * 15)[:15]
+            outputs = differentiable.AddNorm.apply(z, used, bias, one, weight, shift, 1e-6, None, other)
+            found += gradients(outputs, [z, branch, bias, weight, shift])
+    return found
+
+
+def norm_with_stochastic_depth_in_fp8() -> list[Tensor]:
+    z, branch, bias, weight, shift = leaves((15, 24), (9, 24), (24,), (24,), (24,))
+    before, after = depth(5, 0.5), depth(5, 0.25)
+    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, before, weight, shift, 1e-6, None, after, True)
+    return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
 
 
 def norm_in_fp8() -> list[Tensor]:
     z, branch, bias, weight, shift = leaves((10, 24), (10, 24), (24,), (24,), (24,))
-    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, None, True)
+    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, None, None, True)
     return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
 
 
@@ -98,11 +116,11 @@ def dropout() -> list[Tensor]:
 
 
 def norm_with_dropout() -> list[Tensor]:
-    z, branch, bias, weight, shift = leaves((15, 24), (15, 24), (24,), (24,), (24,))
-    keep, drop = torch.tensor([0.0, 1.25, 1.25]), differentiable.Dropout(key(), 0.3)
-    outputs = differentiable.AddNorm.apply(z, branch, bias, keep, weight, shift, 1e-6, drop)
+    z, branch, short, bias, weight, shift = leaves((15, 24), (15, 24), (9, 24), (24,), (24,), (24,))
+    drop = differentiable.Dropout(key(), 0.3)
+    outputs = differentiable.AddNorm.apply(z, short, bias, depth(5, 0.5), weight, shift, 1e-6, drop)
     outputs += differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, drop)
-    return gradients(outputs, [z, branch, bias, weight, shift])
+    return gradients(outputs, [z, branch, short, bias, weight, shift])
 
 
 def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
@@ -141,6 +159,7 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "norm alone": (norm_alone, 1e-5),
     "norm of a sum": (norm_of_a_sum, 1e-5),
     "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5),
+    "norm with stochastic depth in fp8": (norm_with_stochastic_depth_in_fp8, ROUNDED),
     "norm in fp8": (norm_in_fp8, ROUNDED),
     "dropout": (dropout, 1e-6),
     "norm with dropout": (norm_with_dropout, 1e-5),

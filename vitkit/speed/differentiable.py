@@ -6,6 +6,8 @@ for the gradient of each bias. Here
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - dropout is a factor inside these kernels: a hash of a key and the element's number says what is kept, so no mask is
     stored, and the backward pass computes it again (`kept`);
+  - stochastic depth leaves out the images that it drops: a LayerNorm writes the rows of the others side by side, and the
+    one after the branch adds the results to where they belong (`Depth`);
   - the gradients of q, k and v are concatenated, and summed for their bias, in one pass (`Parts`).
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
@@ -27,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vitkit.model.parts.layers import chance_of_another, surely_dropped
 from vitkit.speed.kernels import FP8, FP8_MAX, by_triton, multiply, processors, rows_to_fp8, to_fp8
 
 Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
@@ -85,6 +88,62 @@ def kept(key: Tensor, M: int, N: int, rate: float) -> Tensor:
     x = ((x ^ (x >> 16)) * 0x7FEB352D & low) ^ second
     x = (x ^ (x >> 15)) * 0x846CA68B & low
     return ((x ^ 2**31) >= min(round(rate * 2**32), low)).view(M, N)        # the order of signed numbers
+
+
+class Depth(NamedTuple):
+    """Stochastic depth of one branch, in one forward pass: the branch is computed for the other images only.
+
+    Args:
+        order: [B], images by rising random number; the first ones are left out.
+        rank: [B], int32, the place of each image in that order.
+        coin: [], a random number that says whether one more image counts as left out, though it is computed.
+        rate: the probability with which an image is dropped.
+    """
+
+    order: Tensor
+    rank: Tensor
+    coin: Tensor
+    rate: float
+
+    @property
+    def out(self) -> int:
+        """How many images are left out."""
+        return surely_dropped(len(self.order), self.rate)
+
+    @property
+    def scale(self) -> float:
+        """What a branch that is added is multiplied by."""
+        return 1 / max(1 - self.rate, 1e-6)
+
+    @property
+    def images(self) -> Tensor:
+        """The images that are computed, in the order of the branch's rows."""
+        return self.order[self.out :]
+
+    def launch(self) -> tuple[Tensor, int, Tensor, float, float]:
+        """Return the arguments of the kernels: rank, out, coin, the chance that it means one more, scale."""
+        return self.rank, self.out, self.coin, chance_of_another(len(self.order), self.rate), self.scale
+
+    def taken(self, x: Tensor) -> Tensor:
+        """Return the rows of the images that are computed: [B T, D] -> [C T, D]."""
+        return x.view(len(self.order), -1, x.shape[1])[self.images].view(-1, x.shape[1])
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return these rows at their images' places, and zeros elsewhere: [C T, D] -> [B T, D]."""
+        place = self.rank.long() - self.out
+        whole = x.view(len(self.images), -1, x.shape[1])[place.clamp(min=0)] * (place >= 0)[:, None, None]
+        return whole.view(-1, x.shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what is added of a branch, [C T, D], in plain torch."""
+        factor = x.new_full((len(self.images),), self.scale)
+        factor[0] *= self.coin >= chance_of_another(len(self.order), self.rate)
+        return (x.view(len(factor), -1) * factor[:, None]).view(x.shape)
+
+
+def depth_arguments(depth: Depth | None, x: Tensor) -> tuple[Tensor, int, Tensor, float, float]:
+    """Return the kernels' arguments for stochastic depth, or such as a kernel without it ignores."""
+    return (x, 0, x, 0.0, 1.0) if depth is None else depth.launch()
 
 
 def dropout_arguments(drop: Dropout | None, x: Tensor) -> tuple[Tensor, int, float]:
@@ -192,54 +251,56 @@ def dropped(x: Tensor, drop: Dropout) -> Tensor:
 
 
 class AddNorm(torch.autograd.Function):
-    """(z', LN(z')) with z' = z + keep dropout(branch + bias): the residual sum and the LayerNorm that follows."""
+    """(z', LN(z')) with z' = z + dropout(branch + bias): the residual sum and the LayerNorm that follows."""
 
     @staticmethod
-    def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, keep: Tensor | None,
-                weight: Tensor, shift: Tensor, eps: float, drop: Dropout | None = None,
+    def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, before: Depth | None,
+                weight: Tensor, shift: Tensor, eps: float, drop: Dropout | None = None, after: Depth | None = None,
                 fp8: bool = False) -> tuple[Tensor, ...]:
         """Return the sum and its LayerNorm; with `fp8`, also the LayerNorm in fp8 and its row scales.
 
         Args:
             ctx: context of the backward pass.
             z: [M, D].
-            branch: [M, D], a matrix product without its bias; None adds nothing.
+            branch: [M, D], a matrix product without its bias; None adds nothing. With `before`, of its images only.
             bias: [D] of the branch.
-            keep: [B], factor of stochastic depth for each image's branch; None for 1.
+            before: stochastic depth of the branch; None for none.
             weight: [D] of the LayerNorm.
             shift: [D], its bias.
             eps: of the LayerNorm.
             drop: dropout of the branch and its bias; None for none.
+            after: stochastic depth of the branch that reads the LayerNorm, which is returned for its images only.
             fp8: whether an fp8 product reads the result.
         """
-        (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
-        small: tuple[Tensor, ...] = ()
+        (M, D), small = z.shape, ()
         if by_triton(z):
             import triton
 
             from vitkit.speed import triton_training
 
-            total, u = (z if branch is None else torch.empty_like(z)), torch.empty_like(z)
+            total, u = (z if branch is None else torch.empty_like(z)), z.new_empty(rows_of(M, after), D)
             mean, rstd = (torch.empty(M, device=z.device) for _ in range(2))
-            small = (torch.empty_like(z, dtype=FP8), torch.empty_like(mean)) if fp8 else ()
+            small = (torch.empty_like(u, dtype=FP8), torch.empty_like(mean[: len(u)])) if fp8 else ()
             triton_training.norm_forward[(M,)](
                 z, branch if branch is not None else z, bias if bias is not None else weight,
-                keep if keep is not None else weight, *dropout_arguments(drop, weight), weight, shift, total, u, mean,
-                rstd, *(small or (u, mean)), tokens, D, eps, HAS_BRANCH=branch is not None, HAS_KEEP=keep is not None,
+                *depth_arguments(before, weight), *depth_arguments(after, weight)[:2], *dropout_arguments(drop, weight),
+                weight, shift, total, u, mean, rstd, *(small or (u, mean)), tokens_of(M, before, after), D, eps,
+                HAS_BRANCH=branch is not None, BEFORE=before is not None, AFTER=after is not None,
                 DROP=drop is not None, FP8_TOO=fp8, WIDTH=triton.next_power_of_2(D), **LAUNCH["norm_forward"])
         else:
             added = torch.zeros_like(z, dtype=torch.float32)
             if branch is not None and bias is not None:
                 added = branch.float() + bias
                 added = added if drop is None else drop(added)
-                added = added if keep is None else (added.view(len(keep), -1) * keep[:, None]).view(M, D)
+                added = added if before is None else before.spread(before(added))
             total = (z.float() + added).to(z.dtype)
             x = total.float()
             mean, rstd = x.mean(1), (x.var(1, correction=0) + eps).rsqrt()
             exact = (x - mean[:, None]) * rstd[:, None] * weight + shift
+            exact = exact if after is None else after.taken(exact)
             u, small = exact.to(z.dtype), rows_to_fp8(exact) if fp8 else ()
-        ctx.save_for_backward(total, weight, keep, mean, rstd)
-        ctx.added, ctx.drop = branch is not None, drop
+        ctx.save_for_backward(total, weight, mean, rstd)
+        ctx.added, ctx.drop, ctx.before, ctx.after = branch is not None, drop, before, after
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*small)
         return (z.view_as(z) if branch is None else total), u, *small
@@ -248,39 +309,51 @@ class AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Context, dz_in: Tensor | None, du: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Return the gradients of z, the branch, its bias, and the LayerNorm's weight and bias."""
-        z, weight, keep, mean, rstd = ctx.saved_tensors
-        (M, D), tokens = z.shape, 1 if keep is None else len(z) // len(keep)
-        du = torch.zeros_like(z) if du is None else du.contiguous()
+        (z, weight, mean, rstd), drop, before, after = ctx.saved_tensors, ctx.drop, ctx.before, ctx.after
+        M, D = z.shape
+        du = z.new_zeros(rows_of(M, after), D) if du is None else du.contiguous()
         dz_in = None if dz_in is None else dz_in.contiguous()
         if by_triton(z):
             import triton
 
             from vitkit.speed import triton_training
 
-            launch, drop = dict(LAUNCH["norm_backward"]), ctx.drop
+            launch = dict(LAUNCH["norm_backward"])
             count = launch.pop("per") * processors(z)
             dz = torch.empty_like(z)
-            dbranch = dz if keep is None and drop is None else torch.empty_like(z)
+            dbranch = dz if before is None and drop is None else z.new_empty(rows_of(M, before), D)
             sums = torch.empty(count, 3, D, device=z.device)
             triton_training.norm_backward[(count,)](
-                z, du, dz_in if dz_in is not None else du, weight, mean, rstd, keep if keep is not None else weight,
-                *dropout_arguments(drop, weight), dz, dbranch, sums, M, tokens, D, triton.cdiv(M, count),
-                HAS_DZ=dz_in is not None, HAS_KEEP=keep is not None, DROP=drop is not None, PROGRAMS=count,
+                z, du, dz_in if dz_in is not None else du, weight, mean, rstd, *depth_arguments(before, weight),
+                *depth_arguments(after, weight)[:2], *dropout_arguments(drop, weight), dz, dbranch, sums, M,
+                tokens_of(M, before, after), D, triton.cdiv(M, count), HAS_DZ=dz_in is not None,
+                BEFORE=before is not None, AFTER=after is not None, DROP=drop is not None, PROGRAMS=count,
                 WIDTH=triton.next_power_of_2(D), **launch)
             of_weight, of_shift, of_bias = sums.sum(0)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
+            g = g if after is None else after.spread(g)
             of_weight, of_shift = (g * x).sum(0), g.sum(0)
             g = g * weight
             whole = rstd[:, None] * (g - g.mean(1, keepdim=True) - x * (g * x).mean(1, keepdim=True))
             whole = whole if dz_in is None else whole + dz_in.float()
             dz = whole.to(z.dtype)
-            scaled = whole if ctx.drop is None else ctx.drop(whole)
-            scaled = scaled if keep is None else (scaled.view(len(keep), -1) * keep[:, None]).view(M, D)
+            scaled = whole if before is None else before(before.taken(whole))
+            scaled = scaled if drop is None else drop(scaled)
             dbranch, of_bias = scaled.to(z.dtype), scaled.sum(0)
         if not ctx.added:
-            return dz, None, None, None, of_weight, of_shift, None, None, None
-        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None
+            return dz, None, None, None, of_weight, of_shift, None, None, None, None
+        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None, None
+
+
+def rows_of(M: int, depth: Depth | None) -> int:
+    """Return how many of M rows belong to images that a branch computes."""
+    return M if depth is None else M // len(depth.order) * len(depth.images)
+
+
+def tokens_of(M: int, *depths: Depth | None) -> int:
+    """Return the rows per image if stochastic depth needs them, else 1."""
+    return next((M // len(depth.order) for depth in depths if depth is not None), 1)
 
 
 class Parts(torch.autograd.Function):

@@ -24,11 +24,11 @@ from vitkit.errors import ConfigError
 from vitkit.model.config import GELUS, ViTConfig
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
-from vitkit.model.parts.layers import Residual, drop_path
+from vitkit.model.parts.layers import Residual
 from vitkit.model.vit import ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
-from vitkit.speed.differentiable import Dropout
+from vitkit.speed.differentiable import Depth, Dropout
 from vitkit.speed.kernels import flat_patches
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
@@ -79,6 +79,23 @@ def dropouts(model: ViT, device: torch.device) -> Iterator[Dropout | None]:
     return (Dropout(key, rate) for key in keys)
 
 
+def depths(model: ViT, images: int, device: torch.device) -> Iterator[Depth | None]:
+    """Yield the stochastic depth of each residual branch, in the order of the forward pass; None where there is none.
+
+    Args:
+        model: a ViT.
+        images: of the batch.
+        device: whose generator draws the numbers.
+    """
+    rates = [residual.rate for block in model.blocks for residual in (block.residual1, block.residual2)]
+    if not (model.training and any(rates)):
+        return repeat(None)
+    drawn = torch.rand(sum(rate > 0 for rate in rates), images + 1, device=device)
+    order = drawn[:, :-1].argsort(dim=1, stable=True)
+    rows = zip(order, order.argsort(dim=1).int(), drawn[:, -1], strict=True)
+    return (Depth(*next(rows), rate) if rate > 0 else None for rate in rates)
+
+
 def fused_embedding(model: ViT, x: Tensor, drop: Dropout | None = None) -> Tensor:
     """z_0 of Eq. 1 by one product and one sum: [B, C, H, W] -> [B, T, D], bf16 on CUDA.
 
@@ -123,18 +140,16 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
     """
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
-    branch = bias = keep = drop = None
+    branches = depths(model, B, z.device)
+    branch = bias = depth = drop = None
 
-    def read(norm: nn.Module, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """z with the latest branch added, its LayerNorm, and that in fp8 with its scales if `fp8`."""
+    def read(norm: nn.Module, after: Depth | None = None, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """z with the latest branch added, its LayerNorm for the next branch, and that in fp8 with its scales if
+        `fp8`."""
         assert isinstance(norm, nn.LayerNorm)
-        total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, keep, norm.weight, norm.bias, norm.eps,
-                                                        drop, fp8)
+        total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, depth, norm.weight, norm.bias, norm.eps,
+                                                        drop, after, fp8)
         return total, u, small
-
-    def chance(residual: Residual) -> Tensor | None:
-        """[B], what stochastic depth multiplies a branch with; None if it does nothing."""
-        return drop_path(B, residual.rate, z.device) if residual.training and residual.rate > 0 else None
 
     def last(layer: nn.Linear, residual: Residual) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the last layer of a branch, layer scale included: it costs no pass over the tokens, and
@@ -143,27 +158,28 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
         return (W, b) if gamma is None else (W * gamma[:, None], b * gamma)
 
     for block in model.blocks:
-        msa, mlp = block.msa, block.mlp
-        stream, u, small = read(block.norm1, fp8)
+        msa, mlp, after = block.msa, block.mlp, next(branches)
+        stream, u, small = read(block.norm1, after, fp8)
+        images = len(u) // T                                                                       # not left out
         if c.pool == "cls" and block is model.blocks[-1]:     # one token is read: queries, U_msa and MLP of it alone
             width, W, b = msa.out.in_features, msa.qkv.weight, msa.qkv.bias
             kv = differentiable.Parts.apply(u, W[width:], None if b is None else b[width:], 2, *small)
-            own = u.view(B, T, D)[:, 0].contiguous()
+            own = u.view(images, T, D)[:, 0].contiguous()
             q = differentiable.Parts.apply(own, W[:width], None if b is None else b[:width], 1)
             qkv, stream, fp8 = (*q, *kv), stream.view(B, T, D)[:, 0].contiguous(), False
         else:
             qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small)           # Eq. 5
-        q, k, v = (part.view(B, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
+        q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
         with sdpa_kernel(KERNELS, set_priority=True):
             sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
         W, bias = last(msa.out, block.residual1)
-        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(stream), -1), W)      # Eqs. 6-8
-        drop, keep = next(drops), chance(block.residual1)
-        stream, u, small = read(block.norm2, fp8)                                                  # Eq. 2
+        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(qkv[0]), -1), W)      # Eqs. 6-8
+        drop, depth, after = next(drops), after, next(branches)
+        stream, u, small = read(block.norm2, after, fp8)                                           # Eq. 2
         W, bias = last(mlp.fc2, block.residual2)
         branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, W, c.hidden_act == "gelu_tanh", next(drops),
                                           *small)
-        drop, keep = next(drops), chance(block.residual2)                                          # Eq. 3, by `read`
+        drop, depth = next(drops), after                                                           # Eq. 3, by `read`
     stream, u, _ = read(model.norm)
     if c.pool == "cls":
         return u                                                                                   # Eq. 4

@@ -29,9 +29,24 @@ def drop(x_at, out, key, limit, scale, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm_forward(z, branch, bias, keep, key, limit, scale, weight, shift, total, out, mean_at, rstd_at, small, scales,
-                 tokens, D, eps, HAS_BRANCH: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr,
-                 FP8_TOO: tl.constexpr, WIDTH: tl.constexpr):
+def place(row, rank, out, tokens, exists):
+    """Return the row of a branch that belongs to a row of the tokens, which is negative where stochastic depth leaves
+    out the image; see differentiable.Depth."""
+    return (tl.load(rank + row // tokens, mask=exists, other=0) - out).to(tl.int64) * tokens + row % tokens
+
+
+@triton.jit
+def factor(row, coin, chance, scale, tokens):
+    """Return what stochastic depth multiplies a row of a branch by."""
+    dropped = (row < 0) | (row < tokens) & (tl.load(coin) < chance)
+    return tl.where(dropped, 0.0, scale)
+
+
+@triton.jit(do_not_specialize=["before_out", "after_out"])
+def norm_forward(z, branch, bias, before, before_out, coin, chance, before_scale, after, after_out, key, limit, scale,
+                 weight, shift, total, out, mean_at, rstd_at, small, scales, tokens, D, eps, HAS_BRANCH: tl.constexpr,
+                 BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr, FP8_TOO: tl.constexpr,
+                 WIDTH: tl.constexpr):
     """See differentiable.AddNorm; one program handles one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -39,12 +54,16 @@ def norm_forward(z, branch, bias, keep, key, limit, scale, weight, shift, total,
     at = row * D + column
     x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BRANCH:
-        b = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+        there = row
+        if BEFORE:
+            there = place(row, before, before_out, tokens, True)
+        b_at = there * D + column
+        b = tl.load(branch + b_at, mask=inside & (there >= 0), other=0.0).to(tl.float32)
         b += tl.load(bias + column, mask=inside, other=0.0)
         if DROP:
-            b = tl.where(kept(at, key, limit), b * scale, 0.0)
-        if HAS_KEEP:
-            b *= tl.load(keep + row // tokens)
+            b = tl.where(kept(b_at, key, limit), b * scale, 0.0)
+        if BEFORE:
+            b *= factor(there, coin, chance, before_scale, tokens)
         x = (x + b).to(total.dtype.element_ty)
         tl.store(total + at, x, mask=inside)
         x = x.to(tl.float32)                        # statistics of the stored value, which backward reads
@@ -53,19 +72,25 @@ def norm_forward(z, branch, bias, keep, key, limit, scale, weight, shift, total,
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / D + eps)
     y = centred * rstd * tl.load(weight + column, mask=inside, other=0.0)
     y += tl.load(shift + column, mask=inside, other=0.0)
+    there = row
+    if AFTER:
+        there = place(row, after, after_out, tokens, True)
+        at = there * D + column
+        inside &= there >= 0
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
     if FP8_TOO:
-        largest = tl.maximum(tl.max(tl.abs(tl.where(inside, y, 0.0)), axis=0), 1e-12)
-        tl.store(scales + row, largest / 448.0)
+        largest = tl.maximum(tl.max(tl.abs(tl.where(column < D, y, 0.0)), axis=0), 1e-12)
+        tl.store(scales + there, largest / 448.0, mask=there >= 0)
         y = tl.minimum(tl.maximum(y * (448.0 / largest), -448.0), 448.0)
         tl.store(small + tl.max_contiguous(at, 8), y.to(small.dtype.element_ty), mask=inside)
     tl.store(mean_at + row, mean)
     tl.store(rstd_at + row, rstd)
 
 
-@triton.jit
-def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, key, limit, scale, dz, dbranch, sums, rows, tokens, D,
-                  turns, HAS_DZ: tl.constexpr, HAS_KEEP: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
+@triton.jit(do_not_specialize=["before_out", "after_out"])
+def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, before, before_out, coin, chance, before_scale, after,
+                  after_out, key, limit, scale, dz, dbranch, sums, rows, tokens, D, turns, HAS_DZ: tl.constexpr,
+                  BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
                   WIDTH: tl.constexpr, STAGES: tl.constexpr):
     """See differentiable.AddNorm; a program handles every PROGRAMS-th row, `turns` in all, and writes sums [3, D]."""
     program = tl.program_id(0)
@@ -79,7 +104,11 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, key, limit, scal
         inside = (column < D) & (row < rows)
         at = row * D + column
         x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(du + at, mask=inside, other=0.0).to(tl.float32)
+        if AFTER:
+            there = place(row, after, after_out, tokens, row < rows)
+            g = tl.load(du + there * D + column, mask=inside & (there >= 0), other=0.0).to(tl.float32)
+        else:
+            g = tl.load(du + at, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_at + row, mask=row < rows, other=0.0)
         x = tl.where(inside, (x - tl.load(mean_at + row, mask=row < rows, other=0.0)) * rstd, 0.0)
         of_weight += g * x
@@ -89,11 +118,14 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, keep, key, limit, scal
         if HAS_DZ:
             dx += tl.load(dz_in + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=inside)
+        if BEFORE:
+            there = place(row, before, before_out, tokens, row < rows)
+            dx *= factor(there, coin, chance, before_scale, tokens)
+            at = there * D + column
+            inside &= there >= 0
         if DROP:
             dx = tl.where(kept(at, key, limit), dx * scale, 0.0)
-        if HAS_KEEP:
-            dx *= tl.load(keep + row // tokens, mask=row < rows, other=0.0)
-        if HAS_KEEP or DROP:
+        if BEFORE or DROP:
             tl.store(dbranch + at, dx.to(dbranch.dtype.element_ty), mask=inside)
         of_bias += tl.where(inside, dx, 0.0)
     at, wide = program * 3 * D + column, column < D

@@ -3,6 +3,7 @@ branch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -108,6 +109,22 @@ class Residual(nn.Module):
 
 
 def drop_path(images: int, rate: float, device: torch.device) -> Tensor:
-    """Draw what stochastic depth multiplies each image's branch by: 0, or 1 / (1 - rate). [B]"""
-    keep = 1 - rate
-    return (torch.rand(images, device=device) < keep) / max(keep, 1e-6)
+    """Draw what stochastic depth multiplies each image's branch by: 0, or 1 / (1 - rate). [B]
+
+    Each image is dropped with the given probability. How many of a batch are dropped varies by at most one, so that an
+    implementation may leave out the others' computation, with shapes that never change.
+    """
+    drawn = torch.rand(images + 1, device=device)
+    place = drawn[:-1].argsort(stable=True).argsort() - surely_dropped(images, rate)
+    kept = (place > 0) | (place == 0) & (drawn[-1] >= chance_of_another(images, rate))
+    return kept / max(1 - rate, 1e-6)
+
+
+def surely_dropped(images: int, rate: float) -> int:
+    """Return how many of a batch's images stochastic depth always drops: those with the lowest random numbers."""
+    return min(math.floor(images * rate), images - 1)
+
+
+def chance_of_another(images: int, rate: float) -> float:
+    """Return the probability with which it drops one more."""
+    return images * rate - surely_dropped(images, rate)
