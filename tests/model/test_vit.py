@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import vitkit
 from vitkit import ViT, ViTConfig
 from vitkit.errors import ConfigError, InputError, VitkitError
+from vitkit.model.parts.layers import drop_path
 
 TINY = {
     "hidden_size": 32,
@@ -181,6 +182,16 @@ def test_layer_scale_and_stochastic_depth() -> None:
     kept = model.blocks[1].residual1(torch.ones(10_000, 1, 32)) / model.blocks[1].residual1.gamma
     assert {round(v, 3) for v in kept[:, 0, 0].tolist()} == {0.0, 2.0}
     assert abs(kept.mean().item() - 1) < 0.05
+
+
+@pytest.mark.parametrize(("images", "rate"), [(1, 0.3), (3, 0.5), (10, 0.1), (8, 0.55), (4, 1.0)])
+def test_stochastic_depth_drops_every_image_equally_often_and_nearly_equally_many(images, rate) -> None:
+    torch.manual_seed(0)
+    factors = torch.stack([drop_path(images, rate, torch.device("cpu")) for _ in range(4000)])
+    dropped = factors == 0
+    assert {int(n) for n in dropped.sum(1).unique()} <= {math.floor(images * rate), math.ceil(images * rate)}
+    assert ((dropped.float().mean(0) - rate).abs() < 5 * (rate * (1 - rate) / 4000) ** 0.5 + 1e-6).all()
+    assert torch.allclose(factors[~dropped], torch.tensor(1 / max(1 - rate, 1e-6)))
 
 
 def test_dropout_stands_where_the_paper_puts_it() -> None:

@@ -93,9 +93,9 @@ def norm_with_stochastic_depth() -> list[Tensor]:
 
 def norm_with_stochastic_depth_in_fp8() -> list[Tensor]:
     z, branch, bias, weight, shift = leaves((15, 24), (9, 24), (24,), (24,), (24,))
-    before, after = depth(5, 0.5), depth(5, 0.25)
-    total, u, small, scale = differentiable.AddNorm.apply(z, branch, bias, before, weight, shift, 1e-6, None, after, True)
-    return [small.float(), scale, *gradients((total, u), [z, branch, bias, weight, shift])]
+    inputs, depths = (z, branch, bias), (depth(5, 0.5), depth(5, 0.25))
+    total, u, *small = differentiable.AddNorm.apply(*inputs, depths[0], weight, shift, 1e-6, None, depths[1], True)
+    return [*(x.float() for x in small), *gradients((total, u), [*inputs, weight, shift])]
 
 
 def norm_in_fp8() -> list[Tensor]:
@@ -130,6 +130,11 @@ def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
         return gradients(differentiable.Parts.apply(u, weight, bias, count, *small), [u, weight, bias])
 
     return run
+
+
+def attend() -> list[Tensor]:
+    u, weight, bias = leaves((3 * 37, 24), (3 * 32, 24), (3 * 32,))
+    return gradients((differentiable.Attend.apply(u, weight, bias, 3, 2),), [u, weight, bias])
 
 
 def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
@@ -167,6 +172,7 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "mlp with dropout in fp8": (mlp(False, True, 0.3), ROUNDED),
     "three parts": (parts(3, False), 1e-5),
     "two parts": (parts(2, False), 1e-5),
+    "attend": (attend, 1e-5),
     "mlp": (mlp(False, False), 1e-5),
     "mlp, tanh": (mlp(True, False), 1e-5),
     "three parts in fp8": (parts(3, True), ROUNDED),

@@ -7,13 +7,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from tests.training.test_loop import distance
-from tests.training.tiny import SETTINGS, forked, run, tiny
+from tests.training.tiny import SETTINGS, bytes_of, forked, run, tiny
 from vitkit.data.mix import Mix
+from vitkit.jobs import train as jobs
+from vitkit.speed import training
+from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.training.run_folder import RunFolder
 
 RECIPE = tiny(steps=20, lr=1e-3, warmup=0, ema=0.9, mix=Mix(mixup=0.5, probability=0.5))
@@ -93,6 +99,50 @@ def test_an_error_reaches_every_process(tmp_path: Path) -> None:
             run(Path("/dev/null/r"), tiny(steps=1, warmup=0))
 
     assert forked(work, ranks=2) == [0, 0]
+
+
+class OnTheCpu(GraphedStep):
+    """What a GraphedStep does, without a device: every call overwrites the logits and gradients of the last one."""
+
+    made = 0
+
+    def __init__(self, module: nn.Module, x: Tensor) -> None:
+        self.module, self.x = module, torch.zeros_like(x)
+        self.parameters = list(module.parameters())
+        self.logits, self.gradient = torch.zeros(len(x), 10), torch.zeros(len(x), 10)
+        self.gradients = tuple(torch.zeros_like(p) for p in self.parameters)
+        self.ahead, self.back = SimpleNamespace(replay=self.forward), SimpleNamespace(replay=self.backward)
+        OnTheCpu.made += 1
+
+    def forward(self) -> None:
+        stands = {name: p.detach().requires_grad_() for name, p in self.module.named_parameters()}
+        with torch.enable_grad():
+            self.computed, self.stands = functional_call(self.module, stands, (self.x,)), list(stands.values())
+        self.logits.copy_(self.computed.detach())
+
+    def backward(self) -> None:
+        found = torch.autograd.grad(self.computed, self.stands, self.gradient)
+        for place, gradient in zip(self.gradients, found, strict=True):
+            place.copy_(gradient)
+
+
+def test_two_processes_with_graphs_end_where_they_do_without(tmp_path: Path) -> None:
+    """Gradients that always come in the same memory are averaged, clipped and applied like others."""
+    recipe, ended = tiny(steps=6, drop_path=0.2, dropout=0.1, ema=0.9), {}
+    for name in ("graphs", "eager"):
+
+        def work(rank: int, name: str = name) -> None:
+            training.fusible = lambda *_: True
+            training.GraphedStep = OnTheCpu
+            if name == "eager":
+                jobs.wrapped = lambda model, graph, fp8: training.TrainingForward(model)
+            run(tmp_path / name, recipe)
+            assert OnTheCpu.made == (name == "graphs")
+
+        assert forked(work, ranks=2) == [0, 0]
+        ended[name] = bytes_of(tmp_path / name)
+    assert ended["graphs"] == ended["eager"]
+    assert RunFolder.open(tmp_path / "graphs").info["processes"] == 2
 
 
 @pytest.mark.slow

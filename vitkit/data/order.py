@@ -24,7 +24,8 @@ from vitkit.types import Array
 # Part of every seed, so that two purposes never share a stream. "split" must keep its number: it decides which images
 # are held out, and another choice would evaluate existing models on images that they were trained on.
 PURPOSES: dict[str, int] = {"order": 1, "mix": 3, "split": 4, "subset": 6, "balance": 7, "folds": 8}
-RANDOM_NUMBERS = 2  # the version of everything drawn here: a run resumes only with the version that it started with
+# The version of everything drawn here, and by stochastic depth: a run resumes only with the version it started with.
+RANDOM_NUMBERS = 3
 
 
 def rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:

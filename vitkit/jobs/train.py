@@ -267,9 +267,9 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
         watch: called with every event, in the main process.
     """
     runtime = ready.runtime
-    # CUDA graphs cannot share or accumulate gradients.
-    alone = runtime.ranks == 1 and ready.split.count == 1 and ready.settings.micro_batch != AUTO
-    wrap = partial(wrapped, graph=alone, fp8=ready.settings.precision == "fp8")
+    # CUDA graphs cannot accumulate gradients. Several processes average them after the graph of the backward pass.
+    graph = ready.split.count == 1 and ready.settings.micro_batch != AUTO
+    wrap = partial(wrapped, graph=graph, fp8=ready.settings.precision == "fp8")
     loop = Loop(
         ready.model,
         ready.train,
@@ -281,7 +281,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
         runtime,
         watch,
         **({} if runtime.sharded else {"wrap_forward": wrap}),
-        capture=capture if alone and runtime.device.type == "cuda" else None,
+        capture=capture if graph and runtime.device.type == "cuda" else None,
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":

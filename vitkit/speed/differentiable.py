@@ -6,9 +6,10 @@ for the gradient of each bias. Here
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - dropout is a factor inside these kernels: a hash of a key and the element's number says what is kept, so no mask is
     stored, and the backward pass computes it again (`kept`);
-  - stochastic depth leaves out the images that it drops: a LayerNorm writes the rows of the others side by side, and the
-    one after the branch adds the results to where they belong (`Depth`);
-  - the gradients of q, k and v are concatenated, and summed for their bias, in one pass (`Parts`).
+  - stochastic depth leaves out the images that it drops: a LayerNorm writes the rows of the others side by side, and
+    the one after the branch adds the results to where they belong (`Depth`);
+  - attention's backward pass writes the gradients of q, k and v side by side, and sums those of their bias (`Attend`);
+    where it does not apply, another pass concatenates and sums them (`Parts`).
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
@@ -40,6 +41,7 @@ LAUNCH: dict[str, dict[str, int]] = {
     "norm_backward": {"num_warps": 1, "STAGES": 1, "per": 8},
     "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
     "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1},
+    "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 2},
     "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
 }
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
@@ -403,6 +405,84 @@ class Parts(torch.autograd.Function):
             of_bias = dy.float().sum(0)
         of_weight = weight_gradient(dy, u, ctx.needs_input_grad[1])
         return dy @ W, of_weight, of_bias if ctx.biased else None, None, None, None
+
+
+class Attend(torch.autograd.Function):
+    """Eqs. 5 to 7 for few tokens: u -> the heads' outputs side by side. The backward pass is one kernel per head, which
+    writes the gradients of q, k and v side by side too; libraries need three and another to concatenate them.
+
+    The gradients of two of the three biases need no sum over keys: that of v is the sum of the outputs' gradients,
+    because the rows of A sum to 1, and that of k is 0, because it adds the same to a whole row before the softmax.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, images: int, heads: int,
+                small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """Map [M, D] to [M, h d].
+
+        Args:
+            ctx: context of the backward pass.
+            u: [M, D].
+            weight: [3 h d, D].
+            bias: [3 h d], or None.
+            images: among which the M tokens are divided.
+            heads: h.
+            small: u in fp8, to run the product in fp8; None for u's own type.
+            scale: [M], scales of `small`.
+        """
+        W = weight.to(u.dtype)
+        qkv = product(u, W, bias) if small is None or scale is None else small_product((small, scale), W, bias)
+        q, k, v = heads_of(qkv, images, heads)
+        if u.is_cuda:
+            sa, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+        else:
+            S = q @ k.mT * q.shape[-1] ** -0.5
+            sa, lse = S.softmax(-1) @ v, S.float().logsumexp(-1)
+        sa = sa.transpose(1, 2).reshape(len(u), -1)
+        ctx.save_for_backward(u, W, qkv, sa, lse)
+        ctx.images, ctx.heads, ctx.biased = images, heads, bias is not None
+        return sa
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dsa: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of u, the weight and the bias."""
+        (u, W, qkv, sa, lse), images, heads = ctx.saved_tensors, ctx.images, ctx.heads
+        dsa, (M, width) = dsa.contiguous(), sa.shape
+        T, size = M // images, width // heads
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            launch = dict(LAUNCH["attention_backward"])
+            dqkv, sums = torch.empty_like(qkv), torch.empty(images, 3 * width, device=u.device)
+            triton_training.attention_backward[(heads, images)](
+                qkv, sa, dsa, lse, dqkv, sums, T, width, size**-0.5, ROWS=triton.next_power_of_2(T), SIZE=size,
+                **launch)
+            of_bias = sums.sum(0)
+        else:
+            q, k, v = heads_of(qkv.float(), images, heads)
+            do, = heads_of(dsa.float(), images, heads, 1)
+            A, dA = (q @ k.mT * size**-0.5 - lse.view(images, heads, T, 1)).exp(), do @ v.mT
+            dS = A * (dA - (A * dA).sum(-1, keepdim=True)) * size**-0.5
+            parts = [part.transpose(1, 2).reshape(M, width) for part in (dS @ k, dS.mT @ q, A.mT @ do)]
+            dqkv = torch.cat(parts, dim=1).to(u.dtype)
+            of_bias = torch.cat([parts[0].sum(0), torch.zeros_like(parts[1][0]), dsa.float().sum(0)])
+        of_weight = weight_gradient(dqkv, u, ctx.needs_input_grad[1])
+        return dqkv @ W, of_weight, of_bias if ctx.biased else None, None, None, None, None
+
+
+def heads_of(x: Tensor, images: int, heads: int, count: int = 3) -> tuple[Tensor, ...]:
+    """Return q, k and v of each head: [M, count h d] -> count x [B, h, T, d]."""
+    return tuple(part.view(images, -1, heads, part.shape[1] // heads).transpose(1, 2) for part in x.chunk(count, dim=1))
+
+
+def attends(T: int, size: int, device: torch.device) -> bool:
+    """Return whether `Attend` is the fastest way known for T tokens and this head size; other devices test it."""
+    return device.type != "cuda" or (
+        128 < T <= 256 and size == 64 and torch.cuda.get_device_capability(device)[0] == 9
+        and torch.backends.cudnn.is_available())
 
 
 class Product(torch.autograd.Function):

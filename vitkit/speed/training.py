@@ -25,7 +25,7 @@ from vitkit.model.config import GELUS, ViTConfig
 from vitkit.model.inputs import validate_and_pad
 from vitkit.model.parts.fit import Takes, unfit
 from vitkit.model.parts.layers import Residual
-from vitkit.model.vit import ViT
+from vitkit.model.vit import MSA, ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.differentiable import Depth, Dropout
@@ -166,14 +166,14 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
             kv = differentiable.Parts.apply(u, W[width:], None if b is None else b[width:], 2, *small)
             own = u.view(images, T, D)[:, 0].contiguous()
             q = differentiable.Parts.apply(own, W[:width], None if b is None else b[:width], 1)
-            qkv, stream, fp8 = (*q, *kv), stream.view(B, T, D)[:, 0].contiguous(), False
+            stream, fp8 = stream.view(B, T, D)[:, 0].contiguous(), False
+            sa = attention(msa, (*q, *kv), images)
+        elif differentiable.attends(T, msa.head_size, z.device) and not (msa.training and msa.dropout_A):
+            sa = differentiable.Attend.apply(u, msa.qkv.weight, msa.qkv.bias, images, len(msa.heads), *small)
         else:
-            qkv = differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small)           # Eq. 5
-        q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
-        with sdpa_kernel(KERNELS, set_priority=True):
-            sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
+            sa = attention(msa, differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small), images)
         W, bias = last(msa.out, block.residual1)
-        branch = differentiable.Product.apply(sa.transpose(1, 2).reshape(len(qkv[0]), -1), W)      # Eqs. 6-8
+        branch = differentiable.Product.apply(sa, W)                                               # Eqs. 5-8
         drop, depth, after = next(drops), after, next(branches)
         stream, u, small = read(block.norm2, after, fp8)                                           # Eq. 2
         W, bias = last(mlp.fc2, block.residual2)
@@ -185,6 +185,20 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
         return u                                                                                   # Eq. 4
     tokens = (stream if c.norm_after_pool else u).view(B, T, D)[:, c.num_prefix_tokens:]
     return model.norm(tokens.mean(1)) if c.norm_after_pool else tokens.mean(1)
+
+
+def attention(msa: MSA, qkv: tuple[Tensor, ...], images: int) -> Tensor:
+    """Eqs. 6 and 7 by a library: q [B T', h d], k and v [B T, h d] -> [B T', h d].
+
+    Args:
+        msa: sets the heads and their dropout.
+        qkv: q, k, v.
+        images: B.
+    """
+    q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
+    with sdpa_kernel(KERNELS, set_priority=True):
+        sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
+    return sa.transpose(1, 2).reshape(len(qkv[0]), -1)
 
 
 class TrainingForward(nn.Module):

@@ -229,3 +229,45 @@ def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: t
         tl.store(out + row * (count * N) + part * N + column[None, :], x, mask=inside)
         total += x.to(tl.float32)
     tl.store(sums + (tl.program_id(1) * count + part) * N + column, tl.sum(total, axis=0), mask=column < N)
+
+
+@triton.jit
+def attention_backward(qkv, sa, dsa, lse, dqkv, sums, T, width, scale, ROWS: tl.constexpr, STEP: tl.constexpr,
+                       SIZE: tl.constexpr, STAGES: tl.constexpr):
+    """See differentiable.Attend; a program handles one head of one image, with all T <= ROWS queries at once and STEP
+    keys at a time, and writes the sums over its tokens."""
+    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    e, row = tl.arange(0, SIZE), tl.arange(0, ROWS)
+    qkv += image * T * 3 * width + head * SIZE
+    dqkv += image * T * 3 * width + head * SIZE
+    sums += image * 3 * width + head * SIZE
+    token = image * T * width + head * SIZE + row[:, None] * width + e[None, :]
+    inside = (row < T)[:, None]
+    gradient = tl.load(dsa + token, mask=inside, other=0.0)
+    delta = tl.load(sa + token, mask=inside, other=0.0).to(tl.float32) * gradient.to(tl.float32)
+    delta = tl.sum(delta, axis=1)                                                       # = sum_j A_ij dA_ij
+    tl.store(sums + width + e, tl.zeros((SIZE,), tl.float32))
+    tl.store(sums + 2 * width + e, tl.sum(gradient.to(tl.float32), axis=0))
+    lse += (image * tl.num_programs(0) + head) * T + row
+    total = tl.load(lse, mask=row < T, other=float("inf")) * 1.4426950409
+    q = tl.load(qkv + row[:, None] * (3 * width) + e[None, :], mask=inside, other=0.0)
+    dq = tl.zeros((ROWS, SIZE), tl.float32)
+    for start in tl.range(0, T, STEP, num_stages=STAGES):
+        key = start + tl.arange(0, STEP)
+        at_k = key[:, None] * (3 * width) + width + e[None, :]
+        k = tl.load(qkv + at_k, mask=(key < T)[:, None], other=0.0)
+        v = tl.load(qkv + at_k + width, mask=(key < T)[:, None], other=0.0)
+        A = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * 1.4426950409) - total[:, None])
+        A = tl.where((key < T)[None, :], A, 0.0)
+        dA = tl.dot(gradient, tl.trans(v))
+        dS = (A * (dA - delta[:, None])).to(q.dtype)
+        dv = tl.dot(tl.trans(gradient), A.to(q.dtype))
+        dq = tl.dot(dS, k, dq)
+        dk = tl.dot(tl.trans(q), dS) * scale
+        turned = key[None, :] * (3 * width) + width + e[:, None]
+        tl.store(dqkv + turned, dk.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
+        tl.store(dqkv + turned + width, dv.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
+    dq *= scale
+    row = tl.program_id(2) + tl.arange(0, ROWS)     # computed again: in the loop, registers are scarce
+    tl.store(dqkv + row[:, None] * (3 * width) + e[None, :], dq.to(dqkv.dtype.element_ty), mask=(row < T)[:, None])
+    tl.store(sums + e, tl.sum(dq, axis=0))
