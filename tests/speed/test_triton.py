@@ -62,6 +62,12 @@ def rows_to_fp8() -> list[Tensor]:
     return [x.float(), scale]
 
 
+def columns_to_fp8() -> list[Tensor]:
+    lengths = torch.empty(21)
+    x, scale = differentiable.columns_to_fp8(torch.randn(300, 21), lengths)
+    return [x.float(), scale, lengths]
+
+
 def norm_alone() -> list[Tensor]:
     z, weight, shift = leaves((10, 24), (24,), (24,))
     return gradients(differentiable.AddNorm.apply(z, None, None, None, weight, shift, 1e-6), [z, weight, shift])
@@ -93,9 +99,11 @@ def norm_with_stochastic_depth() -> list[Tensor]:
 
 def norm_with_stochastic_depth_in_fp8() -> list[Tensor]:
     z, branch, bias, weight, shift = leaves((15, 24), (9, 24), (24,), (24,), (24,))
-    inputs, depths = (z, branch, bias), (depth(5, 0.5), depth(5, 0.25))
-    total, u, *small = differentiable.AddNorm.apply(*inputs, depths[0], weight, shift, 1e-6, None, depths[1], True)
-    return [*(x.float() for x in small), *gradients((total, u), [*inputs, weight, shift])]
+    inputs, depths, left = (z, branch, bias), (depth(5, 0.5), depth(5, 0.25)), differentiable.Rounded()
+    how = (depths[0], weight, shift, 1e-6, None, depths[1], True, left)
+    total, u, *small = differentiable.AddNorm.apply(*inputs, *how)
+    found = [*(x.float() for x in small), *gradients((total, u), [*inputs, weight, shift])]
+    return [*found, *(x.float() for x in left.take(branch.grad))]
 
 
 def norm_in_fp8() -> list[Tensor]:
@@ -142,7 +150,7 @@ def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
         u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
         small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
         drop = differentiable.Dropout(key(), rate) if rate else None
-        outputs = (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, drop, *small),)
+        outputs = (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, drop, None, *small),)
         return gradients(outputs, [u, weight1, bias1, weight2])
 
     return run
@@ -161,6 +169,7 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "linear_int8 and GELU": (partial(linear_int8, gelu=True), 1e-5),
     "linear_int8 and GELU to fp8": (partial(linear_int8, gelu=True, scale=0.5), ROUNDED),
     "rows_to_fp8": (rows_to_fp8, ROUNDED),
+    "columns_to_fp8": (columns_to_fp8, ROUNDED),
     "norm alone": (norm_alone, 1e-5),
     "norm of a sum": (norm_of_a_sum, 1e-5),
     "norm with stochastic depth": (norm_with_stochastic_depth, 1e-5),

@@ -13,8 +13,9 @@ for the gradient of each bias. Here
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
-Matrix products are the library's. The forward products of qkv and the MLP, and those for the gradient of the MLP's
-input, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row. The GELU uses a bound
+Matrix products are the library's. The forward products of qkv and the MLP, and those for the gradients of the MLP's
+and U_msa's inputs, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row, and so does
+its backward pass. The GELU uses a bound
 that follows from the row before the product and from the weights: searching such a long row for its largest value would
 cost what fp8 saves, and e4m3 has enough range to absorb a loose bound.
 
@@ -41,10 +42,22 @@ LAUNCH: dict[str, dict[str, int]] = {
     "norm_backward": {"num_warps": 1, "STAGES": 1, "per": 8},
     "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
     "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1},
+    "columns_to_fp8": {"num_warps": 4, "STEP": 128, "BLOCK": 16},
     "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 2},
     "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
 }
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
+
+
+class Rounded:
+    """Where the backward pass of an AddNorm leaves the gradient of its branch in fp8, for the product before it."""
+
+    small: Small | None = None
+
+    def take(self, dy: Tensor) -> Small:
+        """Return the gradient in fp8, rounded here if nobody has done so."""
+        small, self.small = self.small, None
+        return rows_to_fp8(dy) if small is None else small
 
 
 class Dropout(NamedTuple):
@@ -166,18 +179,41 @@ def product(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
     return x @ W.mT if bias is None else torch.addmm(bias.to(x.dtype), x, W.mT)
 
 
-def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    """Return x W^T + bias computed in fp8, [M, N] in W's type.
+def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+                  turned: bool = False) -> Tensor:
+    """Return x W^T + bias computed in fp8, or x W if `turned`: [M, N] in W's type.
 
     Args:
         x: [M, K] in fp8.
-        W: [N, K], rounded to fp8 here.
+        W: [N, K], or [K, N] if turned; rounded to fp8 here.
         bias: [N], or None.
         lengths: [N]; filled with what `bound` needs.
+        turned: whether W is to be transposed.
     """
     rows, scale = x
     bias = None if bias is None else bias.to(W.dtype)
-    return multiply(rows, rows_to_fp8(W, lengths), scale[:, None], bias, W.dtype)
+    small = columns_to_fp8(W, lengths) if turned else rows_to_fp8(W, lengths)
+    return multiply(rows, small, scale[:, None], bias, W.dtype)
+
+
+def columns_to_fp8(x: Tensor, lengths: Tensor | None = None) -> Small:
+    """Transpose and round to fp8 with one scale per row of the result: [M, N] -> [N, M] and the scales [N].
+
+    Args:
+        x: any floating-point type.
+        lengths: [N]; filled with the sum of absolute values of each column.
+    """
+    if not by_triton(x):
+        return rows_to_fp8(x.mT.contiguous(), lengths)
+    import triton
+
+    from vitkit.speed import triton_training
+
+    M, N = x.shape
+    out, scale = torch.empty(N, M, device=x.device, dtype=FP8), torch.empty(N, device=x.device)
+    lengths, launch = torch.empty_like(scale) if lengths is None else lengths, LAUNCH["columns_to_fp8"]
+    triton_training.columns_to_fp8[(triton.cdiv(N, launch["BLOCK"]),)](x, out, scale, lengths, M, N, **launch)
+    return out, scale
 
 
 def bound(scale: Tensor, lengths: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -258,7 +294,7 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, z: Tensor, branch: Tensor | None, bias: Tensor | None, before: Depth | None,
                 weight: Tensor, shift: Tensor, eps: float, drop: Dropout | None = None, after: Depth | None = None,
-                fp8: bool = False) -> tuple[Tensor, ...]:
+                fp8: bool = False, rounded: Rounded | None = None) -> tuple[Tensor, ...]:
         """Return the sum and its LayerNorm; with `fp8`, also the LayerNorm in fp8 and its row scales.
 
         Args:
@@ -273,6 +309,7 @@ class AddNorm(torch.autograd.Function):
             drop: dropout of the branch and its bias; None for none.
             after: stochastic depth of the branch that reads the LayerNorm, which is returned for its images only.
             fp8: whether an fp8 product reads the result.
+            rounded: where the gradient of the branch is also left in fp8; None for nowhere.
         """
         (M, D), small = z.shape, ()
         if by_triton(z):
@@ -302,7 +339,7 @@ class AddNorm(torch.autograd.Function):
             exact = exact if after is None else after.taken(exact)
             u, small = exact.to(z.dtype), rows_to_fp8(exact) if fp8 else ()
         ctx.save_for_backward(total, weight, mean, rstd)
-        ctx.added, ctx.drop, ctx.before, ctx.after = branch is not None, drop, before, after
+        ctx.added, ctx.drop, ctx.before, ctx.after, ctx.rounded = branch is not None, drop, before, after, rounded
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*small)
         return (z.view_as(z) if branch is None else total), u, *small
@@ -324,13 +361,16 @@ class AddNorm(torch.autograd.Function):
             count = launch.pop("per") * processors(z)
             dz = torch.empty_like(z)
             dbranch = dz if before is None and drop is None else z.new_empty(rows_of(M, before), D)
-            sums = torch.empty(count, 3, D, device=z.device)
+            sums, small = torch.empty(count, 3, D, device=z.device), None
+            if ctx.rounded is not None:
+                small = torch.empty_like(dbranch, dtype=FP8), torch.empty(len(dbranch), device=z.device)
+                ctx.rounded.small = small
             triton_training.norm_backward[(count,)](
                 z, du, dz_in if dz_in is not None else du, weight, mean, rstd, *depth_arguments(before, weight),
-                *depth_arguments(after, weight)[:2], *dropout_arguments(drop, weight), dz, dbranch, sums, M,
-                tokens_of(M, before, after), D, triton.cdiv(M, count), HAS_DZ=dz_in is not None,
-                BEFORE=before is not None, AFTER=after is not None, DROP=drop is not None, PROGRAMS=count,
-                WIDTH=triton.next_power_of_2(D), **launch)
+                *depth_arguments(after, weight)[:2], *dropout_arguments(drop, weight), dz, dbranch,
+                *(small or (dz, mean)), sums, M, tokens_of(M, before, after), D, triton.cdiv(M, count),
+                HAS_DZ=dz_in is not None, BEFORE=before is not None, AFTER=after is not None, DROP=drop is not None,
+                FP8_TOO=small is not None, PROGRAMS=count, WIDTH=triton.next_power_of_2(D), **launch)
             of_weight, of_shift, of_bias = sums.sum(0)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
@@ -344,8 +384,8 @@ class AddNorm(torch.autograd.Function):
             scaled = scaled if drop is None else drop(scaled)
             dbranch, of_bias = scaled.to(z.dtype), scaled.sum(0)
         if not ctx.added:
-            return dz, None, None, None, of_weight, of_shift, None, None, None, None
-        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None, None
+            return dz, None, None, None, of_weight, of_shift, None, None, None, None, None
+        return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None, None, None
 
 
 def rows_of(M: int, depth: Depth | None) -> int:
@@ -489,10 +529,18 @@ class Product(torch.autograd.Function):
     """x W^T without a bias."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
-        """Map [M, K] and [N, K] to [M, N]."""
+    def forward(ctx: Context, x: Tensor, weight: Tensor, rounded: Rounded | None = None) -> Tensor:
+        """Map [M, K] and [N, K] to [M, N].
+
+        Args:
+            ctx: context of the backward pass.
+            x: [M, K].
+            weight: [N, K].
+            rounded: makes the product for the gradient of x an fp8 one; None for x's own type.
+        """
         W = weight.to(x.dtype)
         ctx.save_for_backward(x, W)
+        ctx.rounded = rounded
         return x @ W.mT
 
     @staticmethod
@@ -501,7 +549,8 @@ class Product(torch.autograd.Function):
         """Return the gradients of x and the weight."""
         x, W = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        return dy @ W, weight_gradient(dy, x, ctx.needs_input_grad[1])
+        dx = dy @ W if ctx.rounded is None else small_product(ctx.rounded.take(dy), W, turned=True)
+        return dx, weight_gradient(dy, x, ctx.needs_input_grad[1]), None
 
 
 class MLP(torch.autograd.Function):
@@ -509,7 +558,8 @@ class MLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, u: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, tanh: bool,
-                drop: Dropout | None = None, small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+                drop: Dropout | None = None, rounded: Rounded | None = None, small: Tensor | None = None,
+                scale: Tensor | None = None) -> Tensor:
         """Map [M, D] to [M, D].
 
         Args:
@@ -520,6 +570,7 @@ class MLP(torch.autograd.Function):
             weight2: [D, H].
             tanh: whether GELU is the tanh approximation.
             drop: dropout after the GELU; None for none.
+            rounded: where the gradient of the result is found in fp8; used with `small` only.
             small: u in fp8, to run the products in fp8; None for u's own type.
             scale: [M], scales of `small`.
         """
@@ -548,7 +599,7 @@ class MLP(torch.autograd.Function):
             if inner is not None and scales is not None:
                 inner.copy_(to_fp8(g, scales[:, None]))
         ctx.save_for_backward(u, h, g, W1, W2)
-        ctx.tanh, ctx.drop, ctx.fp8 = tanh, drop, scales is not None
+        ctx.tanh, ctx.drop, ctx.fp8, ctx.rounded = tanh, drop, scales is not None, rounded or Rounded()
         return product(g, W2) if inner is None or scales is None else small_product((inner, scales), W2)
 
     @staticmethod
@@ -559,8 +610,8 @@ class MLP(torch.autograd.Function):
         dy = dy.to(u.dtype).contiguous()
         M, N = h.shape
         if ctx.fp8:
-            small, lengths = rows_to_fp8(dy), torch.empty(N, device=u.device)
-            dh, scales = small_product(small, W2.mT.contiguous(), None, lengths), bound(small[1], lengths)
+            small, lengths = ctx.rounded.take(dy), torch.empty(N, device=u.device)
+            dh, scales = small_product(small, W2, None, lengths, turned=True), bound(small[1], lengths)
             scales = scales if drop is None else scales * max(drop.scale, 1.0)
         else:
             dh, scales = dy @ W2, None
@@ -583,6 +634,6 @@ class MLP(torch.autograd.Function):
             of_bias = dh.float().sum(0)
             if inner is not None and scales is not None:
                 inner.copy_(to_fp8(dh, scales[:, None]))
-        du = dh @ W1 if inner is None or scales is None else small_product((inner, scales), W1.mT.contiguous())
+        du = dh @ W1 if inner is None or scales is None else small_product((inner, scales), W1, turned=True)
         return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
-                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None)
+                weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None, None)

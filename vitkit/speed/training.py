@@ -28,7 +28,7 @@ from vitkit.model.parts.layers import Residual
 from vitkit.model.vit import MSA, ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
-from vitkit.speed.differentiable import Depth, Dropout
+from vitkit.speed.differentiable import Depth, Dropout, Rounded
 from vitkit.speed.kernels import flat_patches
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
@@ -123,7 +123,7 @@ def fused_forward(model: ViT, x: Tensor, fp8: bool = False) -> Tensor:
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
-        fp8: whether the products of qkv and the MLP run in fp8, those of weights' gradients excepted.
+        fp8: whether products of the blocks run in fp8: see differentiable.py.
     """
     drops = dropouts(model, x.device)
     return model.classify(fused_blocks(model, fused_embedding(model, x, next(drops)), drops, fp8))
@@ -141,14 +141,14 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
     (B, T, D), c = z.shape, model.config
     stream: Tensor = z.reshape(B * T, D)
     branches = depths(model, B, z.device)
-    branch = bias = depth = drop = None
+    branch = bias = depth = drop = rounded = None
 
     def read(norm: nn.Module, after: Depth | None = None, fp8: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
         """z with the latest branch added, its LayerNorm for the next branch, and that in fp8 with its scales if
         `fp8`."""
         assert isinstance(norm, nn.LayerNorm)
         total, u, *small = differentiable.AddNorm.apply(stream, branch, bias, depth, norm.weight, norm.bias, norm.eps,
-                                                        drop, after, fp8)
+                                                        drop, after, fp8, rounded)
         return total, u, small
 
     def last(layer: nn.Linear, residual: Residual) -> tuple[Tensor, Tensor | None]:
@@ -173,12 +173,14 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
         else:
             sa = attention(msa, differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small), images)
         W, bias = last(msa.out, block.residual1)
-        branch = differentiable.Product.apply(sa, W)                                               # Eqs. 5-8
+        rounded = Rounded() if fp8 else None
+        branch = differentiable.Product.apply(sa, W, rounded)                                      # Eqs. 5-8
         drop, depth, after = next(drops), after, next(branches)
         stream, u, small = read(block.norm2, after, fp8)                                           # Eq. 2
         W, bias = last(mlp.fc2, block.residual2)
+        rounded = Rounded() if fp8 else None
         branch = differentiable.MLP.apply(u, mlp.fc1.weight, mlp.fc1.bias, W, c.hidden_act == "gelu_tanh", next(drops),
-                                          *small)
+                                          rounded, *small)
         drop, depth = next(drops), after                                                           # Eq. 3, by `read`
     stream, u, _ = read(model.norm)
     if c.pool == "cls":

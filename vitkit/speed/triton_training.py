@@ -89,9 +89,9 @@ def norm_forward(z, branch, bias, before, before_out, coin, chance, before_scale
 
 @triton.jit(do_not_specialize=["before_out", "after_out"])
 def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, before, before_out, coin, chance, before_scale, after,
-                  after_out, key, limit, scale, dz, dbranch, sums, rows, tokens, D, turns, HAS_DZ: tl.constexpr,
-                  BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr, PROGRAMS: tl.constexpr,
-                  WIDTH: tl.constexpr, STAGES: tl.constexpr):
+                  after_out, key, limit, scale, dz, dbranch, small, scales, sums, rows, tokens, D, turns,
+                  HAS_DZ: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+                  FP8_TOO: tl.constexpr, PROGRAMS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
     """See differentiable.AddNorm; a program handles every PROGRAMS-th row, `turns` in all, and writes sums [3, D]."""
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
@@ -105,8 +105,8 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, before, before_out, co
         at = row * D + column
         x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
         if AFTER:
-            there = place(row, after, after_out, tokens, row < rows)
-            g = tl.load(du + there * D + column, mask=inside & (there >= 0), other=0.0).to(tl.float32)
+            read = place(row, after, after_out, tokens, row < rows)
+            g = tl.load(du + read * D + column, mask=inside & (read >= 0), other=0.0).to(tl.float32)
         else:
             g = tl.load(du + at, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_at + row, mask=row < rows, other=0.0)
@@ -118,6 +118,7 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, before, before_out, co
         if HAS_DZ:
             dx += tl.load(dz_in + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dz + at, dx.to(dz.dtype.element_ty), mask=inside)
+        there = row
         if BEFORE:
             there = place(row, before, before_out, tokens, row < rows)
             dx *= factor(there, coin, chance, before_scale, tokens)
@@ -127,7 +128,13 @@ def norm_backward(z, du, dz_in, weight, mean_at, rstd_at, before, before_out, co
             dx = tl.where(kept(at, key, limit), dx * scale, 0.0)
         if BEFORE or DROP:
             tl.store(dbranch + at, dx.to(dbranch.dtype.element_ty), mask=inside)
-        of_bias += tl.where(inside, dx, 0.0)
+        dx = tl.where(inside, dx, 0.0)
+        of_bias += dx
+        if FP8_TOO:
+            largest = tl.maximum(tl.max(tl.abs(dx), axis=0), 1e-12)
+            tl.store(scales + there, largest / 448.0, mask=(there >= 0) & (row < rows))
+            dx = tl.minimum(tl.maximum(dx * (448.0 / largest), -448.0), 448.0)
+            tl.store(small + tl.max_contiguous(at, 8), dx.to(small.dtype.element_ty), mask=inside)
     at, wide = program * 3 * D + column, column < D
     tl.store(sums + at, of_weight, mask=wide)
     tl.store(sums + at + D, of_shift, mask=wide)
@@ -167,6 +174,27 @@ def store_small(x, small, scales, first, column, rows, N, inside, STEP: tl.const
     inverse = 1.0 / tl.load(scales + row, mask=row < rows, other=1.0)
     at = tl.max_contiguous(row[:, None] * N + column[None, :], (1, 8))
     tl.store(small + at, (x * inverse[:, None]).to(small.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def columns_to_fp8(x_at, out, scales, lengths, M, N, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    """See differentiable.columns_to_fp8; a program handles BLOCK columns, STEP rows at a time, twice."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    largest = tl.full((STEP, BLOCK), 1e-12, tl.float32)
+    length = tl.zeros((STEP, BLOCK), tl.float32)
+    for start in range(0, M, STEP):
+        _, inside, at = tile(start, column, M, N, STEP)
+        x = tl.abs(tl.load(x_at + at, mask=inside, other=0.0).to(tl.float32))
+        largest = tl.maximum(largest, x)
+        length += x
+    top = tl.max(largest, axis=0)
+    tl.store(scales + column, top / 448.0, mask=column < N)
+    tl.store(lengths + column, tl.sum(length, axis=0), mask=column < N)
+    for start in range(0, M, STEP):
+        row, inside, at = tile(start, column, M, N, STEP)
+        x = tl.load(x_at + at, mask=inside, other=0.0).to(tl.float32) * (448.0 / top)[None, :]
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0).to(out.dtype.element_ty)
+        tl.store(out + column[None, :] * M + row, x, mask=inside)
 
 
 @triton.jit
