@@ -14,10 +14,10 @@ Gradients of weights come out of their products in fp32, without rounding. Every
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
 Matrix products are the library's. The forward products of qkv and the MLP, and those for the gradients of the MLP's
-and U_msa's inputs, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row, and so does
-its backward pass. The GELU uses a bound
-that follows from the row before the product and from the weights: searching such a long row for its largest value would
-cost what fp8 saves, and e4m3 has enough range to absorb a loose bound.
+and U_msa's inputs, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row, and so
+does its backward pass. The GELU uses a bound that follows from the row before the product and from the weights:
+searching such a long row for its largest value would cost what fp8 saves, and e4m3 has enough range to absorb a loose
+bound.
 
 Legend: B images, T tokens, M = B T rows, D width.
 """
