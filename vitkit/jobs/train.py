@@ -281,7 +281,7 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
         runtime,
         watch,
         **({} if runtime.sharded else {"wrap_forward": wrap}),
-        capture=capture if graph and runtime.device.type == "cuda" else None,
+        capture=capture if graph and runtime.ranks == 1 and runtime.device.type == "cuda" else None,
     )
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":

@@ -43,7 +43,7 @@ LAUNCH: dict[str, dict[str, int]] = {
     "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
     "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1},
     "columns_to_fp8": {"num_warps": 4, "STEP": 128, "BLOCK": 16},
-    "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 2},
+    "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 3},
     "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
 }
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
