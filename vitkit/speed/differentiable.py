@@ -311,7 +311,8 @@ class AddNorm(torch.autograd.Function):
             fp8: whether an fp8 product reads the result.
             rounded: where the gradient of the branch is also left in fp8; None for nowhere.
         """
-        (M, D), small = z.shape, ()
+        M, D = z.shape
+        small: tuple[Tensor, ...] = ()
         if by_triton(z):
             import triton
 
