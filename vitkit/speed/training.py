@@ -223,7 +223,9 @@ class TrainingForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of pixels [B, C, H, W]."""
-        return self.fused(x) if self.capturable(x) else self.model(x)
+        if self.capturable(x):                # a statement: torch.compile resumes inside conditional expressions
+            return self.fused(x)
+        return self.model(x)
 
     def capturable(self, x: Tensor) -> bool:
         """Tell whether the forward and backward passes for these pixels can be captured: if the fused parts apply."""
