@@ -198,7 +198,7 @@ def test_evaluation_is_the_same_with_and_without_shared_memory(damaged, shared, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fail_names_the_first_bad_image(damaged, workers):
-    with pytest.raises(BadImage, match=r"^odd/bomb\.png: declares more than 178 megapixels .*--bad-images skip"):
+    with pytest.raises(BadImage, match=r"^odd/bomb\.png: declares more than 178 megapixels .*`vitkit doctor`"):
         list(EvalLoader(damaged, SPEC, workers=workers))
     with pytest.raises(BadImage, match=r"^odd/\w+\.\w+: "):
         list(TrainLoader(damaged, SPEC, batch_size=8, workers=workers).batches(0, 4))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import vitkit
 from tests.features.samples import COLOURS, photos, saved
 from vitkit.cli import app
-from vitkit.errors import ConfigError, DataError, InputError, OutputError, VitkitError
+from vitkit.errors import BadImage, ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.jobs.evaluate import part_of, run_of
 from vitkit.training.run_folder import RunFolder
 
@@ -265,6 +265,16 @@ def test_eval_names_and_skips_bad_images(place, tmp_path) -> None:
     assert result.exit_code == 1
     assert json.loads(result.stdout)["n"] == 5
     assert "red/0.png" in result.stderr
+
+
+def test_advice_about_a_bad_image_fits_the_command(place, tmp_path) -> None:
+    (folder := tmp_path / "photos" / "red").mkdir(parents=True)
+    (folder / "broken.png").write_bytes(b"not an image")
+    repair = "Repair or remove it; `vitkit doctor` finds all such files."
+    weights = place / "tiny.safetensors"
+    stopped = call("embed", tmp_path / "photos", "--from", weights, "--workers", 0, error=BadImage).exception
+    assert str(stopped).endswith(f"{repair} Or leave out all such images with --bad-images skip.")
+    assert str(call("explain", weights, folder / "broken.png", error=BadImage).exception).endswith(repair)
 
 
 def test_classes_that_do_not_match_stop_the_evaluation(place, tmp_path) -> None:

@@ -312,10 +312,7 @@ def test_bad_choices_get_one_sentence(client, query: str, words: str) -> None:
 def test_the_same_reason_as_everywhere_and_advice_for_clients(client) -> None:
     with pytest.raises(BadImage, match="not an image") as raised:
         decode(b"hello", "photo0.png")
-    assert (
-        str(raised.value) == f"{raised.value.sentence} Repair or remove it; `vitkit doctor` finds all such files, and "
-        "--bad-images skip leaves them out."
-    )
+    assert str(raised.value) == f"{raised.value.sentence} Repair or remove it; `vitkit doctor` finds all such files."
     assert client.post("/v1/predict", files=files(b"hello")).json() == {
         "error": f"{raised.value.sentence} Send the file again, or convert it to JPEG or PNG.",
         "kind": "BadImage",

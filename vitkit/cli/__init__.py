@@ -51,7 +51,7 @@ from vitkit.cli import (
     walk,
 )
 from vitkit.cli.text import only_printable, printable
-from vitkit.errors import VitkitError
+from vitkit.errors import BadImage, VitkitError
 
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
     "Learn": {
@@ -112,8 +112,13 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command; what it prints cannot contain codes that a terminal obeys."""
-        with only_printable():
-            return super().invoke(ctx)
+        try:
+            with only_printable():
+                return super().invoke(ctx)
+        except BadImage as error:
+            if "--bad-images" not in str(error) and any(option.name == "bad_images" for option in self.params):
+                error.args = (f"{error} Or leave out all such images with --bad-images skip.",)
+            raise
 
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

@@ -109,10 +109,7 @@ def reason(error: BaseException) -> str:
 
 def bad(name: str, why: str) -> BadImage:
     """Make the error for one image: its name, the reason, and what to do."""
-    return BadImage(
-        f"{name}: {why}.",
-        "Repair or remove it; `vitkit doctor` finds all such files, and --bad-images skip leaves them out.",
-    )
+    return BadImage(f"{name}: {why}.", "Repair or remove it; `vitkit doctor` finds all such files.")
 
 
 def header(raw: bytes, name: str) -> Image.Image:
