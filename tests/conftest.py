@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -15,16 +17,24 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
-from tests.forks import forking
+from tests.forks import ENVIRONMENT, forking
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 LONGEST = {"test_docs.py", "test_book.py"}
 
 
+class Command(Protocol):
+    def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest tests, so that no process waits for the other at the end."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Start with the tests that fork, before others leave threads behind, and then with the longest ones.
+
+    A lock that a thread holds during a fork stays locked in the copy for ever. Long tests at the end would let one
+    process wait for the other.
+    """
+    items.sort(key=lambda item: (not hasattr(getattr(item, "module", None), "forked"), item.path.name not in LONGEST))
 
 
 def pytest_collection_finish() -> None:
@@ -52,6 +62,23 @@ def command() -> Iterator[Path]:
         return
     with forking(script) as program:
         yield program
+
+
+@pytest.fixture(scope="session")
+def vitkit(command: Path) -> Command:
+    """A function that runs `vitkit` with these arguments and returns what it printed."""
+
+    def run(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            env=ENVIRONMENT | {"COLUMNS": "160"} | environment,
+        )
+
+    return run
 
 
 @pytest.fixture(autouse=True)

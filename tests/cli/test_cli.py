@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import typer.main
 from PIL import Image
 from typer.core import TyperOption
 
-from tests.forks import ENVIRONMENT
+from tests.conftest import Command
 from vitkit import InputSpec, __version__, create, predict, save
 from vitkit.cli import COMMANDS, app
 
@@ -24,25 +23,6 @@ FROZEN = Path(__file__).with_name("command_line.json")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}  # Python then reads and writes ASCII unless a file names its encoding
-
-
-class Command(Protocol):
-    def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]: ...
-
-
-@pytest.fixture(scope="session")
-def vitkit(command: Path) -> Command:
-    def run(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [command, *args],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=cwd,
-            env=ENVIRONMENT | {"COLUMNS": "160"} | environment,
-        )
-
-    return run
 
 
 def command_line() -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.test_cli import vitkit
+from tests.conftest import Command
 from tests.explore.conftest import NAMES, noise, tiny
 from vitkit.checkpoints import save
 from vitkit.data.preprocess import preprocess
@@ -193,7 +193,7 @@ def test_the_model_is_not_changed(given: ViT, built: Built) -> None:
     assert all(p.requires_grad for p in given.parameters())
 
 
-def test_command(tmp_path: Path, photos: list[Path]) -> None:
+def test_command(tmp_path: Path, photos: list[Path], vitkit: Command) -> None:
     save(tiny(), tmp_path / "tiny.safetensors")
     done = vitkit(
         "explore",
