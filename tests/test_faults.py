@@ -405,6 +405,15 @@ FAULTS: dict[str, Fault] = {
     "a connection that had to wait is never read again": fault(
         "server/server.py", "if not self.flow.read_paused:", "if False:", "server/test_accepting.py"
     ),
+    "every malformed request writes a line": fault(
+        "server/logs.py", "return lines < PER_PERIOD", "return True", "server/test_logs.py"
+    ),
+    "the server waits for the reader of its log": fault(
+        "server/logs.py", "self._lines.put_nowait(record)", "self._lines.put(record)", "server/test_logs.py"
+    ),
+    "the last lines of the log wait for ever": fault(
+        "server/logs.py", "while time.monotonic() < self._until:", "while True:", "server/test_logs.py"
+    ),
     "an answer is sent on a connection that is lost": fault(
         "server/server.py", "self.cycle.disconnected = True", "pass", "server/test_accepting.py"
     ),

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitkit.errors import ConfigError
 from vitkit.server.accepting import BACKLOG, Listener, Turns
 from vitkit.server.fair import keep_memory_together
+from vitkit.server.logs import written_apart
 from vitkit.server.middleware import HEAD_BYTES, Middleware
 
 log = logging.getLogger("vitkit")
@@ -173,7 +174,9 @@ def run(middleware: Middleware, bound: socket.socket, *, log_requests: bool = Fa
         log_requests: whether to print every request.
     """
     prepare_process()
-    _server(middleware, log_requests).run(sockets=[bound])
+    server = _server(middleware, log_requests)
+    with written_apart():
+        server.run(sockets=[bound])
 
 
 class Running:
