@@ -324,6 +324,23 @@ def test_work_of_greedy_clients_waits_and_lets_others_pass() -> None:
     pool.shutdown()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_work_is_charged_before_its_result_is_known(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, order, hold = Pace(0.5), list[str](), threading.Event()
+    monkeypatch.setattr(pace, "charge", lambda client, seconds: order.append("charged"))
+    pool = FairPool(1, pace)
+
+    def work() -> None:
+        hold.wait()
+        if fails:
+            raise Busy("damaged")
+
+    pool.submit("10.0.0.1", 100, work).add_done_callback(lambda future: order.append("answered"))
+    hold.set()
+    pool.shutdown()
+    assert order == ["charged", "answered"]
+
+
 def test_clients_are_charged_for_decoding_and_explanations(client_with, monkeypatch: pytest.MonkeyPatch) -> None:
     client, charged = client_with(), list[tuple[str, float]]()
     service = client.app.service

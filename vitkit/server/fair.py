@@ -59,6 +59,14 @@ class Pace:
         with self._lock:
             self._used[client] = self._fading(client, now) + seconds, now
 
+    def run(self, client: str, work: Callable[[], T]) -> T:
+        """Call work, and charge the client for it before its result is known: with that, the client may ask again."""
+        start = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.charge(client, time.thread_time() - start)
+
     def wait(self, client: str) -> float:
         """Return how many seconds the next request of a client should wait."""
         now = self._clock()
@@ -125,12 +133,10 @@ class Lane:
             if heap:
                 self._waiting[client] = heap  # behind all other clients
         if future.set_running_or_notify_cancel():
-            start = time.thread_time()
             try:
-                future.set_result(work())
+                future.set_result(self._pace.run(client, work))
             except BaseException as error:  # it belongs to whoever waits for the result
                 future.set_exception(error)
-            self._pace.charge(client, time.thread_time() - start)
 
     def shutdown(self) -> None:
         """Finish all work, then end the threads."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -273,11 +272,7 @@ class Service:
         self.need_model()
 
         def one(x: Tensor) -> T:
-            start = time.thread_time()
-            try:
-                return job(self.model, self.normalized(x[None]))
-            finally:
-                self.pace.charge(upload.client, time.thread_time() - start)
+            return self.pace.run(upload.client, lambda: job(self.model, self.normalized(x[None])))
 
         found = (await self._answers(self.jobs, [upload], lambda xs: [partial(one, xs[0])]))[0]
         assert not isinstance(found, VitkitError)  # one image that is refused raises
