@@ -395,8 +395,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "predictions wait for explanations": fault(
         "server/service.py",
-        "                return job(self.model, self.normalized(x[None]))",
-        "                with self.compute:\n                    return job(self.model, self.normalized(x[None]))",
+        "            return self.pace.run(upload.client,",
+        "            with self.compute:\n                return self.pace.run(upload.client,",
         "server/test_attack.py",
     ),
     "what connections receive is handled in the order of arrival": fault(
@@ -423,8 +423,8 @@ FAULTS: dict[str, Fault] = {
     "a client that is alone waits": fault("server/fair.py", " and len(self._used) > 1:", ":", "server/test_attack.py"),
     "clients do not pay for decoding": fault(
         "server/fair.py",
-        "self._pace.charge(client, time.thread_time() - start)",
-        "self._pace.charge(client, 0.0)",
+        "self.charge(client, time.thread_time() - start)",
+        "self.charge(client, 0.0)",
         "server/test_attack.py",
     ),
     "a health check counts as another client": fault(
