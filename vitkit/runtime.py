@@ -283,8 +283,9 @@ def _arrived(about: T, there: Tensor, copied: Any) -> tuple[T, Tensor]:
 def stop_requests() -> Iterator[list[int]]:
     """Collect the numbers of the SIGINT (Ctrl-C), SIGTERM and SIGHUP signals that arrive inside this context.
 
-    Only the first signal is collected: a second one has its usual effect. SIGHUP stays ignored under `nohup`. Outside
-    the main thread, where Python cannot handle signals, the list stays empty.
+    Only the first signal is collected: a second one has its usual effect, except SIGHUP, which then has none: a closing
+    terminal sends it twice, by the shell and by the system. SIGHUP stays ignored under `nohup`. Outside the main
+    thread, where Python cannot handle signals, the list stays empty.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -298,10 +299,13 @@ def stop_requests() -> Iterator[list[int]]:
     def receive(number: int, frame: Any) -> None:
         received.append(number)
         restore()
+        if hangup in previous:
+            signal.signal(hangup, signal.SIG_IGN)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        numbers.append(hangup)
     previous = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield received

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from typer.core import TyperOption
 from tests.conftest import Command
 from vitkit import InputSpec, __version__, create, predict, save
 from vitkit.cli import COMMANDS, app
+from vitkit.cli.text import prepare
 
 FROZEN = Path(__file__).with_name("command_line.json")
 
@@ -222,6 +225,25 @@ def test_a_closed_pipe_is_no_error() -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of other systems do not disappear")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_closed_terminal_is_no_error(buffered: bool) -> None:
+    """A command that outlives its terminal goes on, and its exit code says how it went."""
+    master, slave = os.openpty()
+    raw = os.fdopen(slave, "wb", -1 if buffered else 0)
+    before = TextIOWrapper(raw, "utf-8", line_buffering=True, write_through=not buffered)  # type: ignore[type-var]
+    stream = prepare(before)
+    print("seen", file=stream)
+    assert os.read(master, 100) == b"seen\r\n"
+    os.close(master)
+    with pytest.raises(OSError, match="Input/output error"):
+        os.write(slave, b"lost")
+    print("lost", file=stream, flush=True)
+    before.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):  # only a closed terminal is passed over
+        print("lost", file=stream, flush=True)
 
 
 # Names that try to do something

@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ import torch
 
 from tests.training.tiny import bytes_of, forked, run, tiny
 from vitkit.checkpoints import containers
+from vitkit.cli import main
 from vitkit.data import workers
 from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, SaveFailed
 from vitkit.runtime import stop_requests
 from vitkit.training import loop
+from vitkit.training.lock import locked
 from vitkit.training.objectives import Classify
 from vitkit.training.run_folder import RunFolder
 
@@ -276,6 +281,66 @@ def test_sighup_stays_ignored_under_nohup() -> None:
     with stop_requests() as requests:
         os.kill(os.getpid(), signal.SIGHUP)
     assert requests == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_second_sighup_does_not_end_a_run_that_saves(first: int) -> None:
+    """A closing terminal sends two, by the shell and by the system, and a service manager one after SIGTERM."""
+
+    def work(rank: int) -> None:
+        with stop_requests() as requests:
+            for number in (first, signal.SIGHUP, signal.SIGHUP):
+                os.kill(os.getpid(), number)
+        assert requests == [first]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+    assert forked(work) == [0]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of its own")
+def test_a_closed_terminal_saves_the_run(tmp_path: Path) -> None:
+    import fcntl
+    import pty
+    import termios
+
+    place, (master, slave) = tmp_path / "r", pty.openpty()
+    options = "--recipe digits --steps 10000 --evaluate-every 50 --workers 1 --device cpu --out"
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # no thread of ours holds a lock here
+        pid = os.fork()
+    if pid == 0:
+        code: Any = 1
+        try:
+            os.setsid()
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)  # from now on this process gets SIGHUP if the terminal is closed
+            os.close(master)
+            for number in range(3):
+                os.dup2(slave, number)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            sys.argv = ["vitkit", "train", "digits", *options.split(), str(place)]
+            os.environ["TERM"] = "xterm"
+            warnings.simplefilter("ignore")
+            main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(slave)
+    text = b""
+    while b"loss" not in text:
+        try:
+            text += os.read(master, 1000)
+        except OSError:
+            pytest.fail(text.decode())
+    os.close(master)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    assert RunFolder.open(place).latest() is not None
+    with locked(place) as note:  # nobody holds the folder
+        assert note is None
 
 
 def test_exit_codes_tell_failures_apart() -> None:

@@ -43,6 +43,17 @@ def test_a_line_of_steps_comes_when_it_is_time(capsys: pytest.CaptureFixture[str
         assert [int(line[5]) for line in capsys.readouterr().out.splitlines()] == expected
 
 
+def test_plain_lines_of_a_run_that_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It first does what was due after the step that it was stopped at, when it has no speed yet."""
+    settings = {"evaluate_every": None}
+    run(tmp_path / "r", EPOCHS, settings=settings, watch=stop_at(3))
+    with Watch() as watch:
+        run(tmp_path / "r", EPOCHS, settings=settings, resume=True, watch=watch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "resuming from step 3"
+    assert lines[1].startswith("step 4/9  loss ")
+
+
 def test_a_bar_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +49,7 @@ from vitkit.cli import (
     tune,
     walk,
 )
-from vitkit.cli.text import only_printable, printable
+from vitkit.cli.text import only_printable, prepare, printable
 from vitkit.errors import BadImage, VitkitError
 
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
@@ -147,9 +146,7 @@ def root(
 def main() -> None:
     """Run the command line. An error of `vitkit.errors` prints one sentence to stderr; its exit code is 2 for most."""
     warnings.formatwarning = _sentence
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show ends no command
+    sys.stdout, sys.stderr = prepare(sys.stdout), prepare(sys.stderr)
     try:
         app()
     except VitkitError as error:

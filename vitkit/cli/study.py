@@ -105,7 +105,7 @@ def compare(
     jobs: int,
 ) -> None:
     """Train every cell, print the table, and write the picture; what is finished stays if it is interrupted."""
-    from vitkit.cli.text import console, print_table, printable
+    from vitkit.cli.text import console, print_table, printable, say_last
     from vitkit.explanations import draw
     from vitkit.jobs.cells import sweep_cells
     from vitkit.jobs.study import picture, summary, table
@@ -114,7 +114,7 @@ def compare(
     with Watch(console=console(), clean=printable) as watch:
         rows = sweep_cells(request, cells, resume=resume, jobs=jobs, watch=watch, say=watch.say)
     if isinstance(rows, int):
-        print("stopped; everything is saved. To continue, repeat the command with --resume.")
+        say_last("stopped; everything is saved. To continue, repeat the command with --resume.")
         raise typer.Exit(128 + rows)
     found = summary(rows)
     heads, lines = table(found, paper)

@@ -84,7 +84,7 @@ def sweep(
     With --over, train every combination of the given values instead, and show their accuracies on the held-out part as
     a table and a picture.
     """
-    from vitkit.cli.text import console, print_table, printable
+    from vitkit.cli.text import console, print_table, printable, say_last
     from vitkit.errors import ConfigError
     from vitkit.jobs.watch import Watch
 
@@ -141,7 +141,7 @@ def sweep(
             settings=settings,
         )
     if found.get("stopped"):
-        print("stopped; everything is saved. To resume, repeat the command with --resume.")
+        say_last("stopped; everything is saved. To resume, repeat the command with --resume.")
         raise typer.Exit(128 + found["stopped"])
     print_table(["lr#", "held-out accuracy#"], [(lr, f"{score:.2%}") for lr, score in found["lrs"].items()])
     print(f"best: {found['lr']:g}" + (f"; the final run is {found['final']}" if found["final"] else ""))

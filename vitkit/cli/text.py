@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO, cast
 
 from rich import box
@@ -42,6 +45,53 @@ def only_printable() -> Iterator[None]:
     out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield
+
+
+class _Terminal(FileIO):
+    """A terminal that may be closed while a command runs. What is written to it afterwards is lost, without an error.
+
+    Args:
+        stream: stdout or stderr; its descriptor stays open with it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self.stream = stream
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(data)
+
+
+def prepare(stream: TextIO) -> TextIO:
+    """Return stdout or stderr as the command line uses it: no text that it cannot show, and no closed terminal, fails.
+
+    Args:
+        stream: `sys.stdout` or `sys.stderr`.
+    """
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    raw = getattr(stream.buffer, "raw", stream.buffer)  # PYTHONUNBUFFERED leaves the buffer out
+    if os.name != "posix" or not isinstance(raw, FileIO) or not stream.isatty():
+        return stream
+    terminal: Any = _Terminal(stream)
+    buffer = terminal if raw is stream.buffer else BufferedWriter(terminal)
+    return TextIOWrapper(
+        buffer, stream.encoding, stream.errors, line_buffering=True, write_through=stream.write_through
+    )
+
+
+def say_last(text: str) -> None:
+    """Print the last line of a command that was stopped; its exit code must not depend on whether anyone reads it."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -127,7 +127,7 @@ def carry_out(ready: Any, report: bool = True) -> None:
 
     Ctrl-C, SIGTERM and SIGHUP save it; the exit code is 128 plus the number of the signal.
     """
-    from vitkit.cli.text import console, printable
+    from vitkit.cli.text import console, printable, say_last
     from vitkit.jobs.train import start
     from vitkit.jobs.watch import Watch, summary
     from vitkit.training.objectives import OBJECTIVES
@@ -165,14 +165,6 @@ def carry_out(ready: Any, report: bool = True) -> None:
         from vitkit.jobs.report import try_report
 
         print(try_report(run.path))
-
-
-def say_last(text: str) -> None:
-    """Print a line to a terminal that may be gone, as after SIGHUP; the exit code must not depend on it."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_plan(plan: dict[str, Any]) -> None:
