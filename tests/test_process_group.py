@@ -179,3 +179,72 @@ def test_a_job_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert str(os.getppid()) in process_group.launch()
     assert process_group.launch() == process_group.launch()
+
+
+LEAVING = """
+import atexit, sys, threading, time
+from vitkit.process_group import leave
+
+class Noisy:
+    def __init__(self, name):
+        self.name, self.itself = name, self
+    def __del__(self):
+        print(self.name)
+
+sys.kept = Noisy("a module, taken apart")
+Noisy("a database, closed")
+atexit.register(print, "at the end")
+
+def work():
+    time.sleep(0.2)
+    print("a thread")
+
+threading.Thread(target=work).start()
+print("the answer")
+leave(3)
+print("left in the usual way")
+"""
+
+
+LEFT = ["the answer", "a thread", "a database, closed"]
+
+
+def test_a_process_leaves_nothing_undone_but_takes_no_module_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == ([*LEFT, "at the end"], "")
+    assert done.returncode == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_process_that_cannot_write_its_answer_says_so() -> None:
+    with open("/dev/full", "w") as full:
+        code = "from vitkit.process_group import leave; print('the answer'); leave(3)"
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert "No space left on device" in done.stderr
+    assert done.returncode not in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "library", "left"),
+    [
+        (0, {}, "torch", [0]),
+        (None, {}, "torch", [0]),
+        (2, {}, "torch", [2]),
+        ("a sentence", {}, "torch", []),
+        (0, {"RANK": "1"}, "torch", []),  # others may still need what it holds
+        (0, {}, "not torch", []),
+    ],
+)
+def test_a_command_that_used_torch_leaves_at_once(
+    code: object, environment: dict[str, str], library: str, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "modules", {**{k: v for k, v in sys.modules.items() if k != "torch"}, library: object()})
+    monkeypatch.setattr("vitkit.process_group.leave", found.append)
+    monkeypatch.setattr(cli, "main", lambda: sys.exit(code))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        cli.program()
+    assert found == left

@@ -1,5 +1,5 @@
 """Run the command line with `python -m vitkit`."""
 
-from vitkit.cli import main
+from vitkit.cli import program
 
-main()
+program()

@@ -5,6 +5,7 @@ What does not belong here: any work. A command parses, calls a room or a job, an
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -172,6 +173,22 @@ def main() -> None:
     except KeyboardInterrupt:
         print("vitkit: stopped.", file=sys.stderr)
         sys.exit(130)
+
+
+def program() -> None:
+    """Run the command line in a process of its own, and end that as soon as the command has ended."""
+    code: object = None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    # Here the error is gone, and with it what the variables of a command hold, such as a database.
+    # Several processes end in the usual way: one may still need what another one has.
+    if "torch" in sys.modules and "RANK" not in os.environ and isinstance(code, int | None):
+        from vitkit.process_group import leave
+
+        leave(code or 0)
+    sys.exit(code)  # type: ignore[arg-type]
 
 
 def _end_launcher() -> None:
