@@ -22,6 +22,7 @@ from tests.forks import ENVIRONMENT, forking
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 LONGEST = {"test_docs.py", "test_book.py"}
+OTHERS: list[str] = []  # tests that have run in this process and may have left threads behind
 
 
 class Command(Protocol):
@@ -34,7 +35,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A lock that a thread holds during a fork stays locked in the copy for ever. Long tests at the end would let one
     process wait for the other.
     """
-    items.sort(key=lambda item: (not hasattr(getattr(item, "module", None), "forked"), item.path.name not in LONGEST))
+    items.sort(key=lambda item: (not forks(item), item.path.name not in LONGEST))
+
+
+def forks(item: pytest.Item) -> bool:
+    """Whether a test belongs to a module whose tests fork."""
+    return hasattr(getattr(item, "module", None), "forked")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that forks in a fresh process if others have run in this one.
+
+    That is rare, given their order, but with many processes one may take such tests from another at the end.
+    """
+    if not forks(pyfuncitem):
+        OTHERS.append(pyfuncitem.nodeid)
+        return None
+    if not OTHERS:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", pyfuncitem.nodeid]
+    done = subprocess.run(command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"in a fresh process, after {OTHERS[-1]}:\n{done.stdout}{done.stderr}"
+    return True
 
 
 def pytest_collection_finish() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import conftest
 from tests.forks import ENVIRONMENT, forking
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux only")
@@ -23,6 +27,14 @@ seen = ["colorsys" in sys.modules, sys.argv, os.getcwd(), sys.stdin.read(), os.e
 print(json.dumps(seen))
 print(random.random(), __name__, __file__, file=sys.stderr)
 sys.exit(3)
+"""
+THREADED = """
+import ctypes, threading, time
+def work():
+    time.sleep(0.2)  # as on a busy machine
+    ctypes.CDLL(None).prctl(15, %r)  # PR_SET_NAME
+    threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
 """
 
 
@@ -78,8 +90,38 @@ def test_a_killed_command_looks_killed(program: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_with_threads_or_with_our_modules_is_refused(script: Path, tmp_path: Path) -> None:
-    (script.parent / "threaded.py").write_text("import threading\nthreading.Timer(1, print).start()", encoding="utf-8")
+    (script.parent / "threaded.py").write_text(THREADED % b"other", encoding="utf-8")
     (script.parent / "ours.py").write_text("import vitkit", encoding="utf-8")
     for name in ("threaded", "ours"):
         with pytest.raises(AssertionError, match="did not start"), forking(script, [name]):
             pass
+
+
+def test_a_thread_that_is_made_for_forks_may_name_itself_late(script: Path, tmp_path: Path) -> None:
+    (script.parent / "late.py").write_text(THREADED % b"jemalloc_bg_thd", encoding="utf-8")
+    with forking(script, ["late"]) as program:
+        assert run(program, cwd=tmp_path).returncode == 3
+
+
+def test_a_test_that_forks_does_so_in_a_fresh_process_after_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts sooner
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib\n"
+        "def test_fork():\n"
+        "    pathlib.Path('seen').write_text(str(os.getppid()))\n"
+        "def test_fail():\n"
+        "    assert 1 == 2\n",
+        encoding="utf-8",
+    )
+    assert conftest.OTHERS  # this test is one
+
+    def item(name: str) -> Any:
+        config = SimpleNamespace(rootpath=tmp_path)
+        return SimpleNamespace(module=SimpleNamespace(forked=None), nodeid=f"test_it.py::{name}", config=config)
+
+    assert conftest.pytest_pyfunc_call(item("test_fork")) is True
+    assert (tmp_path / "seen").read_text() == str(os.getpid())
+    with pytest.raises(AssertionError, match="assert 1 == 2"):
+        conftest.pytest_pyfunc_call(item("test_fail"))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed import TCPStore
 
+from tests.training import tiny
 from tests.training.tiny import forked
 from vitkit import cli, process_group
 from vitkit.errors import (
@@ -32,7 +37,7 @@ from vitkit.errors import (
 LAUNCHER = """
 import os, signal, sys, time
 if os.fork():
-    time.sleep(60)
+    time.sleep(600)
     sys.exit()
 from vitkit import process_group
 process_group.GRACE = 0.2
@@ -40,7 +45,7 @@ if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 process_group.end_with_launcher()
 print("ready", flush=True)
-time.sleep(8)
+time.sleep(60)
 print("survived", flush=True)
 """
 
@@ -76,11 +81,24 @@ def test_a_restarted_group_joins_in_the_same_store(store: TCPStore) -> None:
     assert forked(work, ranks=3) == [0, 0, 0]
 
 
+def test_a_copy_of_this_process_that_hangs_says_where(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hang(rank: int) -> None:
+        time.sleep(600)
+
+    monkeypatch.setattr(tiny, "HANGS", 0.5)
+    assert forked(hang) == [1]
+    assert "in hang" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("rank", "missing"), [(0, "missing: 1"), (1, "missing: 0")])
 def test_who_does_not_come_is_named(store: TCPStore, rank: int, missing: str) -> None:
     def work(_: int) -> None:
-        as_restarted(store, MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE="2", VITKIT_JOIN_SECONDS="1")
-        with pytest.raises(LostWorker, match=rf"Process {rank} of 2 .*within 1 s.*\({missing}\).*VITKIT_JOIN_SECONDS"):
+        as_restarted(store, MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE="2", VITKIT_JOIN_SECONDS="60")
+        minutes = itertools.count(step=61.0)  # one at every look at the clock
+        process_group.time = SimpleNamespace(monotonic=lambda: next(minutes), sleep=time.sleep)
+        with pytest.raises(LostWorker, match=rf"Process {rank} of 2 .*within 60 s.*\({missing}\).*VITKIT_JOIN_SECONDS"):
             process_group.join("gloo", rank, 2)
 
     assert forked(work) == [0]
@@ -89,9 +107,12 @@ def test_who_does_not_come_is_named(store: TCPStore, rank: int, missing: str) ->
 def test_a_host_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_JOIN_SECONDS", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "9")
-    with pytest.raises(LostWorker, match=re.escape("join the others at 127.0.0.1:9 within 1 s")):
-        process_group.join("gloo", 1, 2)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        port = str(deaf.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(LostWorker, match=re.escape(f"join the others at 127.0.0.1:{port} within 1 s")):
+            process_group.join("gloo", 1, 2)
     monkeypatch.setenv("VITKIT_JOIN_SECONDS", "soon")
     with pytest.raises(ConfigError, match="VITKIT_JOIN_SECONDS must be a whole number of seconds"):
         process_group.join("gloo", 1, 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -42,6 +44,7 @@ TINY = Recipe(
     clip=1.0,
     augment=Augment(scale=(0.7, 1.0), flip=0.0),
 )
+HANGS = 120.0  # seconds after which a copy of this process is taken to hang; pytest allows a test more
 SETTINGS: dict[str, Any] = {"trackers": (), "log_every": 5, "evaluate_every": 4, "device": "cpu", "workers": 0}
 
 
@@ -58,13 +61,21 @@ def run(out: Path, recipe: Recipe = TINY, **how: Any) -> Any:
 
 
 def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
-    """Do work(rank) in copies of this process, joined as torchrun would; returns how each ended (-9: killed)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Do work(rank) in copies of this process, joined as torchrun would; returns how each ended (-9: killed).
+
+    A copy that hangs prints where, and ends with exit code 1.
+    """
+    with socket.socket() as reserved:  # bound, so that nobody else gets the port, and not listening, so that a copy can
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        return _forked(work, ranks, reserved.getsockname()[1])
+
+
+def _forked(work: Callable[[int], Any], ranks: int, port: int) -> list[int]:
     sys.stdout.flush()
     sys.stderr.flush()
-    children = []
+    children: list[int] = []
+    ended: list[int] = []
     for rank in range(ranks):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # no thread of ours holds a lock here
@@ -72,6 +83,7 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
         if pid == 0:
             code = 1
             try:
+                faulthandler.dump_traceback_later(HANGS, exit=True, file=2)
                 if ranks > 1:
                     os.environ |= {
                         "RANK": str(rank),
@@ -92,7 +104,14 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
                 sys.stderr.flush()
                 os._exit(code)
         children.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    try:
+        for pid in children:
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    finally:
+        for pid in children[len(ended) :]:  # pytest has given up
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return ended
 
 
 def bytes_of(folder: Path) -> dict[str, Any]:
