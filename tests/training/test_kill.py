@@ -86,20 +86,19 @@ def test_killed_while_saving(where: str, calls: tuple[int, ...], whole: dict[str
 
 
 def test_killed_at_random_moments(whole: dict[str, Any], tmp_path: Path) -> None:
-    draw, kills = random.Random(0), 0
+    draw = random.Random(0)
 
-    def work(rank: int) -> None:
-        threading.Thread(target=lambda: (time.sleep(draw.uniform(0.05, 0.5)), die()), daemon=True).start()
-        run(tmp_path / "r", RECIPE, resume=True, settings={"workers": kills % 2})
+    def watch(event: dict) -> None:
+        if event["event"] == "step" and event["step"] == RECIPE.steps:  # the run was faster than the kill
+            time.sleep(60)
 
-    while kills < 4:
-        draw.random()
-        ended = forked(work)
-        if ended == [0]:  # it was faster than the kill
-            break
-        assert ended == [-signal.SIGKILL]
-        kills += 1
-    assert kills
+    for kill in range(4):
+
+        def work(rank: int, kill: int = kill, seconds: float = draw.uniform(0.05, 0.5)) -> None:
+            threading.Thread(target=lambda: (time.sleep(seconds), die()), daemon=True).start()
+            run(tmp_path / "r", RECIPE, resume=True, settings={"workers": kill % 2}, watch=watch)
+
+        assert forked(work) == [-signal.SIGKILL]
     assert forked(lambda rank: run(tmp_path / "r", RECIPE, resume=True)) == [0]
     assert bytes_of(tmp_path / "r") == whole
 

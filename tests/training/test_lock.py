@@ -28,9 +28,12 @@ def in_a_child(work: Callable[[], Any]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # no thread of ours holds a lock here
         pid = os.fork()
     if pid == 0:
-        work()
-        os.write(done, b".")
-        time.sleep(600)
+        try:
+            work()
+            os.write(done, b".")
+            time.sleep(600)
+        finally:
+            os._exit(1)  # never go on as a second pytest
     os.close(done)
     assert os.read(ready, 1) == b"."
     os.close(ready)

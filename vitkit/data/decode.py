@@ -20,6 +20,7 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,13 +68,13 @@ STORED: dict[int, Callable[[int, int, int, int], tuple[int, int]]] = {
     7: lambda X, Y, w, h: (w - Y, h - X),
     8: lambda X, Y, w, h: (w - Y, X),
 }
-_lock = threading.Lock()
+_locks: dict[int, threading.Lock] = {}  # by process: a forked worker must not wait for a thread that it does not have
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence Pillow's warnings; warning filters are global, so only one thread at a time."""
-    with _lock, warnings.catch_warnings():
+    with _locks.setdefault(os.getpid(), threading.Lock()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
