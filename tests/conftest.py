@@ -6,13 +6,18 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "VITKIT_CACHE" not in os.environ:  # so that nothing depends on what earlier commands left in the user's folder
+    _cache = tempfile.TemporaryDirectory(prefix="vitkit-cache-", ignore_cleanup_errors=True)
+    os.environ["VITKIT_CACHE"] = _cache.name  # the processes of pytest-xdist inherit it
 
 import pytest
 import torch
@@ -20,6 +25,17 @@ import torch
 from tests.forks import ENVIRONMENT, forking
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+with suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile(  # the same cases in every run, however long a busy machine takes to draw them
+        "vitkit",
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("vitkit")
 
 LONGEST = {"test_docs.py", "test_book.py"}
 OTHERS: list[str] = []  # tests that have run in this process and may have left threads behind

@@ -62,7 +62,9 @@ def test_truncated(dialect: str, share: float, whole: dict[str, Path], tmp_path:
     assert "\n" not in str(error.value)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_damaged_bytes_are_never_a_crash(data: st.DataObject, whole: dict[str, Path], tmp_path: Path) -> None:
     """Whatever bytes come, the answer is a model or one of our errors."""

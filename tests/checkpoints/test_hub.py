@@ -128,8 +128,13 @@ def test_reachable(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if proxy:  # the name behind a proxy need not resolve here
             monkeypatch.setenv("http_proxy", proxy.format(port=port))
             url = "http://hub.invalid"
-        assert hub.reachable(url, 30.0)
-    assert not hub.reachable(f"http://127.0.0.1:{port}")
+        assert hub.reachable(url, 200.0)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        if proxy:
+            monkeypatch.setenv("http_proxy", proxy.format(port=port))
+        assert not hub.reachable(url if proxy else f"http://127.0.0.1:{port}")
 
 
 def test_files_come_before_the_hub(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

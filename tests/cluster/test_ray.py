@@ -35,6 +35,7 @@ def cluster() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
             patch.setenv(name, value)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # or Ray kills actors where other programs take the memory
         import ray
 
         started = ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)

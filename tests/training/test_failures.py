@@ -92,6 +92,14 @@ def test_a_worker_that_hangs(tmp_path: Path, whole: dict[str, Any], monkeypatch:
     check_resumes(tmp_path / "r", whole)
 
 
+def test_a_wait_is_told_once_even_if_a_look_at_it_comes_late() -> None:
+    waiting, notes = loop.Loop.__new__(loop.Loop), list[str]()
+    waiting._waited, waiting._note = -1.0, notes.append  # type: ignore[method-assign]
+    for seconds in (1.0, 59.9, 60.4, 61.4, 62.4, 1.0, 65.0, 66.0, 64.0):  # three waits
+        waiting._on_wait([], seconds)
+    assert [note.split()[-2] for note in notes] == ["60", "65", "64"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_request_while_a_worker_hangs(tmp_path: Path, whole: dict[str, Any], number: int) -> None:
     def work() -> None:

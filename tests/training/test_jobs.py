@@ -347,23 +347,27 @@ def test_signals_from_outside(tmp_path: Path, number: int) -> None:
         *TINY,
         "--out",
         str(tmp_path / "r"),
+        "--epochs",
+        "100000",
         "--save-every",
         "100000",
         "--evaluate-every",
         "100000",
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while not (tmp_path / "r" / "metrics.jsonl").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    child.send_signal(number)
-    out, err = child.communicate(timeout=60)
+    try:
+        while not (tmp_path / "r" / "metrics.jsonl").exists() and child.poll() is None:
+            time.sleep(0.05)
+        child.send_signal(number)
+        out, err = child.communicate()
+    finally:
+        child.kill()
     assert child.returncode == 128 + number, err
     assert f"vitkit train --out {tmp_path / 'r'} --resume" in out
     assert "Traceback" not in err
     state = RunFolder.open(tmp_path / "r").latest()
     assert state is not None
-    assert 10 <= int(state.stem.rpartition("-")[2]) < 3034
+    assert int(state.stem.rpartition("-")[2]) >= 10
     assert (tmp_path / "r" / "last.safetensors").is_file()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rich
@@ -34,7 +36,11 @@ def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [EPOCH.fullmatch(line)[1] for line in lines if line.startswith("epoch")] == ["5", "9"]  # type: ignore[index]
 
 
-def test_a_line_of_steps_comes_when_it_is_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_steps_comes_when_it_is_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(1.0)  # one between any two looks at the clock
+    monkeypatch.setattr("vitkit.jobs.watch.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     for quiet, expected in ((0.0, [1, 2, 3]), (1e9, [1])):
         watch = Watch(quiet)
         watch({"event": "start", "step": 0, "total": 3, "images": 8, "epochs": 1.0})

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
-from vitkit.data.workers import TICK
 from vitkit.errors import Diverged, LostWorker, UnreadableFile
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime, fetch, stop_requests
@@ -166,6 +165,7 @@ class Loop:
         self.ahead = self.update.guarded and runtime.device.type == "cuda" and runtime.ranks == 1
         self._launched: deque[_Launched] = deque()  # steps whose numbers have not arrived
         self._updating = False
+        self._waited = -1.0  # seconds, when `_on_wait` was last called
         self.trackers: Trackers | None = None
         self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
 
@@ -303,7 +303,8 @@ class Loop:
             raise Stopped
         if requests:  # the other processes wait for this one, which cannot tell them to stop
             raise LostWorker("The run was asked to stop while a worker process did not answer.")
-        if SILENCE <= seconds < SILENCE + 2 * TICK:
+        before, self._waited = self._waited, seconds
+        if seconds >= SILENCE and not SILENCE <= before <= seconds:  # once per wait, however late this is called
             self._note(f"Waiting for images: no worker process has sent any for {seconds:.0f} s.")
 
     def _snapshot(self, pending: bool = False) -> TrainingState:
