@@ -62,7 +62,9 @@ def test_workers_that_hang_after_sending_results(stop: str, monkeypatch: pytest.
     results = workers.parallel_map(tensor, itertools.count(), 2, ahead=4, on_wait=on_wait)
     assert next(results)[0, 0] == 0
     started = [process for process in multiprocessing.active_children() if process not in before]
-    time.sleep(0.5)  # more results arrive
+    arrived = results.gi_frame.f_locals["results"]._worker_result_queue
+    while arrived.empty():
+        time.sleep(0.01)
     for process in started:
         os.kill(process.pid, signal.SIGSTOP)
     stopped.append(stop)  # not before: workers may take longer to start
