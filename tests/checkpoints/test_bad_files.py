@@ -393,6 +393,20 @@ def test_staging_keeps_the_folder_when_the_block_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("last", ["a", "b", "c"])
+def test_the_last_file_moves_last_whatever_the_clock_says(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    plain = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(Path(new).name), plain(old, new)))
+    with staging(tmp_path, last) as private:
+        for name in "abc":
+            (private / name).write_text("1", encoding="utf-8")
+            os.utime(private / name, ns=(0, 0))
+    assert moved == [*sorted(set("abc") - {last}), last]
+
+
 def test_windows_syncs_no_folder_and_no_read_only_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, fsync fails on files opened for reading, and folders cannot be opened at all."""
     opened: list[tuple[str, int]] = []

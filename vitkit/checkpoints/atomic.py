@@ -31,14 +31,15 @@ def reason(error: OSError) -> str:
 
 
 @contextmanager
-def staging(folder: Path) -> Iterator[Path]:
+def staging(folder: Path, last: str = "") -> Iterator[Path]:
     """Yield a private, empty folder; when the block succeeds, its files are synced and moved to `folder`.
 
     All files are complete on disk before the first is renamed, so a failure while writing (no space, no memory, a
-    crash) leaves `folder` as it was. The file written first moves first.
+    crash) leaves `folder` as it was.
 
     Args:
         folder: where the files belong; created if missing.
+        last: the file that moves after all others, because it refers to them (default: any).
 
     Raises:
         OutputError: `folder` cannot be written to; the message says why.
@@ -50,7 +51,7 @@ def staging(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         private = Path(tempfile.mkdtemp(prefix=".vitkit-", dir=folder))
         yield private
-        files = sorted(private.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        files = sorted(private.iterdir(), key=lambda file: (file.name == last, file.name))
         for file in files:
             if (folder / file.name).is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a folder")

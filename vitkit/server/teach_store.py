@@ -136,7 +136,7 @@ class Store:
         actions: list[Action] = [{"do": "class", "id": number, "name": text} for number, text in state.classes.items()]
         if state.photos:
             actions.append({"do": "photos", "photos": [asdict(photo) for photo in state.photos.values()]})
-        with staging(self.hidden) as private:  # the file written first moves first
+        with staging(self.hidden, last=JOURNAL) as private:
             (private / name).write_bytes(b"".join(self.features[key].tobytes() for key in state.photos))
             lines = [json.dumps(one) for one in (self.start, *actions)]
             (private / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
