@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from vitkit.cli.study import STUDIES as WORDS
 from vitkit.cli.study import parse_over
 from vitkit.cli.sweep import numeric_axis
 from vitkit.data.sources import open_source
-from vitkit.errors import ConfigError, OutputError
+from vitkit.errors import ConfigError, LostWorker, OutputError
 from vitkit.explanations import draw
 from vitkit.features import ridge
 from vitkit.jobs import cells
@@ -29,6 +33,7 @@ from vitkit.jobs.cells import SIZES, Request, arguments, name_of, product, sweep
 from vitkit.jobs.study import STUDIES, recipe_of, summary, table
 from vitkit.jobs.train import train
 from vitkit.model.count import flops
+from vitkit.training.lock import locked
 from vitkit.training.recipes import RECIPES
 from vitkit.training.run_folder import RunFolder
 
@@ -150,6 +155,64 @@ def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:
     one = sweep_cells(request(tmp_path / "one"), todo, say=silent)
     two = sweep_cells(request(tmp_path / "two"), todo, say=silent, jobs=2)
     assert timeless(one) == timeless(two)
+
+
+def endless(out: Path) -> Request:
+    return request(out, recipe=tiny(steps=10**6, warmup=0), settings={**SETTINGS, "evaluate_every": 10**5})
+
+
+def cut(out: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Send a signal to a process that trains two cells at a time, once both train; return how it ended."""
+    monkeypatch.setattr(cells, "START", "fork")  # importing everything again would take seconds
+    todo = product({"lr": [0.001, 0.01]})
+
+    def send() -> None:
+        while len(list(out.glob("*/metrics.jsonl"))) < len(todo):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    def work(rank: int) -> None:
+        threading.Thread(target=send, daemon=True).start()
+        assert sweep_cells(endless(out), todo, say=silent, jobs=2) == number
+        assert multiprocessing.active_children() == []
+
+    return forked(work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_several_at_a_time_stop_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Every cell is saved and no process is left, also if nobody could tell them to stop."""
+    assert cut(tmp_path / "s", number, monkeypatch) == [-number if number == signal.SIGKILL else 0]
+    for place in (tmp_path / "s").glob("*"):
+        for _ in range(3000):
+            with suppress(OutputError), locked(place):  # another process of this machine holds it
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"{place} is still in use")
+        assert RunFolder.open(place).latest() is not None
+
+
+def test_a_killed_process_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool waited for ever for the other processes."""
+    monkeypatch.setattr(cells, "START", "fork")
+    out, todo = tmp_path / "s", product({"lr": [0.001, 0.01]})
+
+    def kill() -> None:
+        while len(list(out.glob("*/metrics.jsonl"))) < len(todo):
+            time.sleep(0.01)
+        victim = multiprocessing.active_children()[0].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+
+    def work(rank: int) -> None:
+        threading.Thread(target=kill, daemon=True).start()
+        with pytest.raises(LostWorker, match=r"was killed.*The other cells are saved"):
+            sweep_cells(endless(out), todo, say=silent, jobs=2)
+        assert multiprocessing.active_children() == []
+
+    assert forked(work) == [0]
+    assert sum(RunFolder.open(place).latest() is not None for place in out.glob("*")) == 1
 
 
 def test_an_interrupted_sweep_says_so(tmp_path: Path) -> None:

@@ -11,9 +11,14 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +27,22 @@ import numpy as np
 from vitkit.checkpoints import load
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, need_one_class
-from vitkit.errors import ConfigError, OutputError, nearest, pick
+from vitkit.errors import ConfigError, LostWorker, OutputError, nearest, pick
 from vitkit.evaluation.logits import logits_of
 from vitkit.features.ridge import SEEDS, draw, ridge
 from vitkit.jobs.train import Prepared, prepare, start
 from vitkit.model.backbone import Backbone
 from vitkit.model.config import InputSpec, ViTConfig
 from vitkit.model.count import flops
-from vitkit.runtime import Runtime
+from vitkit.runtime import Runtime, stop_requests
 from vitkit.training.loop import Watch
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.types import Array
 
 RESULTS = "results.json"
+START = "spawn"  # processes: forked ones could not use CUDA
+TICK = 0.5  # seconds between two looks at whether to stop
 Cell = Mapping[str, Any]
 
 # Models of three sizes, for the field `size`: the paper's Figures 3 to 5 compare several.
@@ -228,22 +235,98 @@ def _trained(
             say(name_of(cell))
             yield train_cell(request, cell, resume, watch)
         return
-    spawn = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        waiting = {pool.submit(train_cell, request, cell, resume, None, True) for cell in cells}
+    context = multiprocessing.get_context(START)
+    stop, ask = context.Pipe(duplex=False)  # an Event would wait for a process that was killed
+    first = {"initializer": _Apart.begin, "initargs": (stop, os.getpid())}
+    with stop, ask, stop_requests() as requests, ProcessPoolExecutor(jobs, context, **first) as pool:
+        waiting = {pool.submit(_Apart.train, request, cell, resume) for cell in cells}
         try:
-            while waiting:
-                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            while waiting and not requests:
+                ready, waiting = wait(waiting, TICK, FIRST_COMPLETED)
                 for one in ready:
                     yield one.result()
+        except BrokenProcessPool:
+            raise LostWorker(
+                "A process that trained a cell was killed, perhaps because memory ran out. Use fewer --jobs. The other "
+                "cells are saved; to continue, repeat the command with --resume."
+            ) from None
         finally:
+            ask.send_bytes(b"stop")  # the cells in training are saved, and the processes end
             for one in waiting:
                 one.cancel()
+    if requests:
+        yield requests[0]
 
 
-def train_cell(
-    request: Request, cell: Cell, resume: bool, watch: Watch | None = None, aloud: bool = False
-) -> dict[str, Any] | int:
+class _Asked(BaseException):
+    """The process of a cell was asked to stop while it did not train yet."""
+
+
+class _Apart:
+    """What a process of `_trained` does: cells, until it is asked to stop or its parent dies; then it saves and ends.
+
+    It has a session of its own, so that a signal from the terminal reaches the parent only. Whoever asks it to stop,
+    and however often, a run in training is saved.
+    """
+
+    stop: Connection
+    parent: int
+    busy = training = False
+
+    @classmethod
+    def begin(cls, stop: Connection, parent: int) -> None:
+        """Prepare a process.
+
+        Args:
+            stop: has something to read when the process is to stop; it is never read, so that all processes see it.
+            parent: the parent's process id.
+        """
+        cls.stop, cls.parent = stop, parent
+        if hasattr(os, "setsid"):
+            os.setsid()
+        signal.signal(signal.SIGTERM, cls._receive)
+        threading.Thread(target=cls._watch, daemon=True).start()
+
+    @classmethod
+    def train(cls, request: Request, cell: Cell, resume: bool) -> dict[str, Any] | int:
+        """Train one cell; the number of a signal if it was asked to stop."""
+
+        def tell(event: dict[str, Any]) -> None:
+            cls.training = True
+            if event["event"] == "val":
+                score = f"{event['top1']:.2%}" if "top1" in event else f"loss {event['loss']:.4f}"
+                print(f"  {name_of(cell)}  step {event['step']:,}  {event['weights']} {score}", flush=True)
+
+        cls.busy = True
+        try:
+            stopping = cls.stop.poll() or os.getppid() != cls.parent
+            return int(signal.SIGTERM) if stopping else train_cell(request, cell, resume, tell)
+        except _Asked:
+            return int(signal.SIGTERM)
+        finally:
+            cls.busy = cls.training = False
+
+    @classmethod
+    def _receive(cls, number: int, frame: Any) -> None:
+        """Receive SIGTERM. In training this is the second one: the first stopped the run, which is being saved."""
+        if cls.busy and not cls.training:
+            raise _Asked
+        if not cls.busy:
+            os._exit(1)
+
+    @classmethod
+    def _watch(cls) -> None:
+        """Wait until the process is to stop, and see that it does."""
+        while not cls.stop.poll(TICK) and os.getppid() == cls.parent:
+            pass
+        while cls.busy:
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(TICK)
+        time.sleep(TICK)  # the result is on its way
+        os._exit(1)
+
+
+def train_cell(request: Request, cell: Cell, resume: bool, watch: Watch | None = None) -> dict[str, Any] | int:
     """Train one cell and measure it on its validation part; the number of a signal if one interrupted it.
 
     Args:
@@ -251,17 +334,10 @@ def train_cell(
         cell: this cell.
         resume: whether to continue its run, if there is one.
         watch: called with the events of the run.
-        aloud: whether to print validations (default: no), in a process without a watch.
     """
     began = time.perf_counter()
-
-    def tell(event: dict[str, Any]) -> None:
-        if event["event"] == "val":
-            score = f"{event['top1']:.2%}" if "top1" in event else f"loss {event['loss']:.4f}"
-            print(f"  {name_of(cell)}  step {event['step']:,}  {event['weights']} {score}", flush=True)
-
     ready = request.prepare(cell, resume=resume)
-    run, outcome = start(ready, tell if aloud else watch)
+    run, outcome = start(ready, watch)
     if outcome.interrupted:  # even if this cell was finished: the sweep is not
         return outcome.signal
     which = "ema" if ready.recipe.ema is not None else "last"
