@@ -35,6 +35,7 @@ from vitkit.server.service import Service
 from vitkit.server.settings import Settings
 from vitkit.server.teach import Lessons
 from vitkit.server.teach_fit import groups_of
+from vitkit.server.teach_store import start_of
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 60, 210)}
 
@@ -420,6 +421,66 @@ def test_a_line_that_was_cut_short_is_forgotten_and_a_damaged_one_named(server, 
     with pytest.raises(UnreadableFile, match=r"Line 2 of .* is damaged"):
         server()
     assert on_disk(tmp_path / "lesson") == {"blue": 2, "green": 2, "red": 2}
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ({0: {"format": 1}}, "first line of .* is damaged .key is missing or wrong"),
+        ({0: {"width": "32"}}, "first line of .* is damaged .width is missing or wrong"),
+        ({0: {"generation": "../../x"}}, "first line of .* is damaged .generation"),
+        ({0: b"[" * 100_000}, "first line of .* is damaged"),
+        ({1: b"[" * 100_000}, "Line 2 of .* is damaged"),
+        ({1: b"[1]"}, "Line 2 of .* is damaged"),
+        ({2: {"file": "../../../gone.png"}}, "Line 3 of .* is damaged .*whose file is named by its key"),
+        ({2: {"key": ["x"]}}, "Line 3 of .* is damaged"),
+        ({2: {"row": -1}}, "Line 3 of .* is damaged .*whole numbers"),
+        ({2: {"row": "0"}}, "Line 3 of .* is damaged .*whole numbers"),
+        ("features", "features-1.bin, the features of this lesson's photos, is missing"),
+    ],
+)
+def test_a_damaged_lesson_is_refused_and_its_photos_stay(server, tmp_path: Path, damage: Any, sentence: str) -> None:
+    me = Teacher(server())
+    me.add(me.name("red"), colour("red", 1))
+    server.close()
+    hidden = tmp_path / "lesson" / ".teach"
+    if damage == "features":
+        (hidden / "features-1.bin").unlink()
+        os.mkfifo(hidden / "features-1.bin")  # which must not be waited for
+    else:
+        lines = (hidden / "journal.jsonl").read_bytes().split(b"\n")
+        for number, change in damage.items():
+            line = json.loads(lines[number])
+            if isinstance(change, bytes):
+                lines[number] = change
+                continue
+            new = change if "format" in change else (line["photos"][0] if number == 2 else line) | change
+            lines[number] = json.dumps(line | {"photos": [new]} if number == 2 else new).encode()
+        (hidden / "journal.jsonl").write_bytes(b"\n".join(lines))
+    with pytest.raises(UnreadableFile, match=sentence):
+        server()
+    assert on_disk(tmp_path / "lesson") == {"red": 1}
+
+
+@pytest.mark.parametrize("what", ["journal.jsonl", "features-1.bin"])
+def test_photos_that_a_damaged_lesson_has_forgotten_are_not_deleted(server, tmp_path: Path, what: str) -> None:
+    me = Teacher(server())
+    me.colours(each=2)
+    server.close()
+    path = tmp_path / "lesson" / ".teach" / what
+    raw = path.read_bytes()
+    path.write_bytes(raw[: raw.index(b"\n", len(raw) // 2) + 1] if what == "journal.jsonl" else raw[: len(raw) // 2])
+    kept = Teacher(server(), me.key).get()["photos"]
+    assert 0 < len(kept) < 6
+    server.close()
+    assert on_disk(tmp_path / "lesson") == {"blue": 2, "green": 2, "red": 2}
+
+
+def test_a_journal_that_is_not_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / ".teach").mkdir()
+    os.mkfifo(tmp_path / ".teach" / "journal.jsonl")
+    with pytest.raises(UnreadableFile, match="has no lesson"):
+        start_of(tmp_path)
 
 
 def test_a_token_is_required_as_elsewhere(server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -185,5 +186,15 @@ def test_shortened_metrics_are_not_padded(cut: Path, whole: dict[str, Any], size
 def test_damaged_lines_of_metrics_are_left_out(cut: Path) -> None:
     good = RunFolder.open(cut).metrics()
     with open(cut / "metrics.jsonl", "ab") as file:
-        file.write(b'5\nnull\n\xff\xfe\n{"step": 1}\n{"event": "tr')
+        file.write(b'5\nnull\n\xff\xfe\n{"step": 1}\n' + b"[" * 100_000 + b'\n{"event": "tr')
     assert RunFolder.open(cut).metrics() == good
+
+
+def test_what_is_not_a_file_is_not_waited_for(cut: Path) -> None:
+    for path in (cut / "run.json", cut / "metrics.jsonl", cut / "state" / "step-000000000009.safetensors"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    with pytest.warns(UserWarning, match="copy in state/ is used"):
+        opened = RunFolder.open(cut)
+    assert opened.metrics() == []
+    assert opened.latest() != cut / "state" / "step-000000000009.safetensors"

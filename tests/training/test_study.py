@@ -25,7 +25,7 @@ from vitkit.cli.study import STUDIES as WORDS
 from vitkit.cli.study import parse_over
 from vitkit.cli.sweep import numeric_axis
 from vitkit.data.sources import open_source
-from vitkit.errors import ConfigError, LostWorker, OutputError
+from vitkit.errors import ConfigError, LostWorker, OutputError, UnreadableFile
 from vitkit.explanations import draw
 from vitkit.features import ridge
 from vitkit.jobs import cells
@@ -142,6 +142,32 @@ def test_cells_can_be_added_but_not_changed(tmp_path: Path) -> None:
     rows = sweep_cells(request(tmp_path / "s"), product({"lr": [0.001, 0.01]}), resume=True, say=silent)
     assert isinstance(rows, list)
     assert [row["cell"]["lr"] for row in rows] == [0.001, 0.01]
+
+
+def test_what_is_damaged_in_the_results_is_measured_again(tmp_path: Path) -> None:
+    todo, results = product({"lr": [0.001]}), tmp_path / "s" / "results.json"
+    whole = timeless(sweep_cells(request(tmp_path / "s"), todo, say=silent))
+    same, (row,) = (json.loads(results.read_text())[key] for key in ("same", "rows"))
+    assert cells._finished(request(tmp_path / "s")) == {row["name"]: row}
+    wrong = ({"top1": "x"}, {"flops": 10**400}, {"few_shot": 0.5}, {"cell": 7}, {"name": "x"})
+    texts = [json.dumps({"same": same, "rows": rows}) for rows in (7, [7], *([row | change] for change in wrong))]
+    for text in (*texts, "[]", "[" * 100_000, "{"):
+        results.write_text(text, encoding="utf-8")
+        assert cells._finished(request(tmp_path / "s")) == {}, text[:100]
+    results.unlink()
+    os.mkfifo(results)  # which must not be waited for
+    assert timeless(sweep_cells(request(tmp_path / "s"), todo, resume=True, say=silent)) == whole
+
+
+def test_a_lost_score_and_a_file_in_the_way_are_named(tmp_path: Path) -> None:
+    todo, place = product({"lr": [0.001]}), tmp_path / "s" / "lr-0.001,seed-0"
+    sweep_cells(request(tmp_path / "s"), todo, say=silent)
+    (tmp_path / "s" / "results.json").unlink()
+    (place / "metrics.jsonl").write_text('{"event": "val", "step": 6}\n' + "[" * 100_000, encoding="utf-8")
+    with pytest.raises(UnreadableFile, match=r"Expected a validation of the final weights.*Remove the folder"):
+        sweep_cells(request(tmp_path / "s"), todo, resume=True, say=silent)
+    with pytest.raises(OutputError, match=r"--out must be a folder; .* is a file"):
+        sweep_cells(request(place / "run.json"), todo, resume=True, say=silent)
 
 
 def test_a_cell_that_cannot_work_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:

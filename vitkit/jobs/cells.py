@@ -37,7 +37,7 @@ from vitkit.model.count import flops
 from vitkit.runtime import Runtime, stop_requests
 from vitkit.training.loop import Watch
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_folder import read_object
 from vitkit.types import Array
 
 RESULTS = "results.json"
@@ -174,8 +174,7 @@ def sweep_cells(
     out = request.out
     if not cells:
         raise ConfigError("Expected at least one cell to train; got none.")
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise OutputError(f"--out must be a new folder; {out} is not empty. Choose another, or add --resume.")
+    check_place(out, resume)
     done = _finished(request)
     left = [cell for cell in cells if name_of(cell) not in done]
     for cell in _without_seeds(left):
@@ -189,6 +188,14 @@ def sweep_cells(
         _write(request, done)
         say(f"{number} of {len(cells)}  {row['name']}: {shown(row)}")
     return [done[name_of(cell)] for cell in cells]
+
+
+def check_place(out: Path, resume: bool) -> None:
+    """Refuse a folder for a sweep that holds something else."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out must be a folder; {out} is a file. Choose another.")
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise OutputError(f"--out must be a new folder; {out} is not empty. Choose another, or add --resume.")
 
 
 def _without_seeds(cells: Sequence[Cell]) -> list[Cell]:
@@ -206,17 +213,31 @@ def shown(row: Mapping[str, Any]) -> str:
 
 
 def _finished(request: Request) -> dict[str, dict[str, Any]]:
-    """Return the rows of results.json by name."""
-    try:
-        found = json.loads((request.out / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Return the rows of results.json by name; those that are damaged or lost are measured again."""
+    found = read_object(request.out / RESULTS)
+    if found is None:
         return {}
     if found.get("same") != request.same():
         raise ConfigError(
             f"{request.out} was started with another recipe or other settings. Continue with the original ones, or "
             f"start another sweep with a new --out."
         )
-    return {row["name"]: row for row in found["rows"]}
+    rows = found.get("rows")
+    return {row["name"]: row for row in rows if _is_row(row)} if isinstance(rows, list) else {}
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a value is a row of results, with everything that tables and pictures use."""
+    if not isinstance(row, dict) or not isinstance(row.get("cell"), dict) or row.get("name") != name_of(row["cell"]):
+        return False
+    numbers = [row.get(name, "") for name in ("train", "val", "parameters", "flops", "seconds")]
+    scores = [row.get("top1", ""), row.get("few_shot")]
+    numbers += [row.get("shots")] if row.get("few_shot") is not None else []
+    return all(_is_number(value) for value in numbers) and all(value is None or _is_number(value) for value in scores)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # not NaN, and no number of 400 digits
 
 
 def _write(request: Request, done: Mapping[str, Mapping[str, Any]]) -> None:
@@ -237,8 +258,8 @@ def _trained(
         return
     context = multiprocessing.get_context(START)
     stop, ask = context.Pipe(duplex=False)  # an Event would wait for a process that was killed
-    first = {"initializer": _Apart.begin, "initargs": (stop, os.getpid())}
-    with stop, ask, stop_requests() as requests, ProcessPoolExecutor(jobs, context, **first) as pool:
+    given = (stop, os.getpid())
+    with stop, ask, stop_requests() as requests, ProcessPoolExecutor(jobs, context, _Apart.begin, given) as pool:
         waiting = {pool.submit(_Apart.train, request, cell, resume) for cell in cells}
         try:
             while waiting and not requests:
@@ -346,7 +367,7 @@ def train_cell(request: Request, cell: Cell, resume: bool, watch: Watch | None =
         "name": name_of(cell),
         "cell": dict(cell),
         "weights": which,
-        "top1": final_top1(run, which) if val is not None else None,
+        "top1": run.final_score(which) if val is not None else None,
         "train": len(train),
         "val": len(val) if val is not None else 0,
         "parameters": sum(p.numel() for p in ready.model.parameters()),
@@ -358,11 +379,6 @@ def train_cell(request: Request, cell: Cell, resume: bool, watch: Watch | None =
         scores = few_shot(model, train, val, request.shots, ready.runtime)
         row |= {"shots": request.shots, "few_shot": float(np.mean(scores))}
     return row
-
-
-def final_top1(run: RunFolder, which: str) -> float:
-    """Return the accuracy of a run's final weights on its validation part: not of its best, which would flatter it."""
-    return next(row["top1"] for row in reversed(run.metrics()) if row["event"] == "val" and row["weights"] == which)
 
 
 class _Features:

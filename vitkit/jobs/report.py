@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from vitkit.model.count import flops
 from vitkit.reports import PageInputs, comparison, page
 from vitkit.training.objectives import OBJECTIVES
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_folder import RunFolder, read_object
 from vitkit.types import Tick
 
 MOST_IMAGES = 5000  # validation images that are evaluated for a report; `vitkit eval` uses all of them
@@ -104,11 +103,8 @@ def _try(what: Any, notes: list[str], otherwise: str) -> Any:
 
 def evaluation_of(run: RunFolder) -> dict[str, Any] | None:
     """Return the contents of a run's evaluation.json, or None if there is none."""
-    try:
-        found = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "per_class" in found else None
+    found = read_object(run.path / "evaluation.json")
+    return found if found is not None and "per_class" in found else None
 
 
 def _parts(run: RunFolder) -> tuple[Source, Source | None, str]:

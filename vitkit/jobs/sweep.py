@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import ConfigError, OutputError, pick
+from vitkit.errors import ConfigError, pick
+from vitkit.jobs.cells import check_place
 from vitkit.jobs.train import train
 from vitkit.training.loop import Watch
 from vitkit.training.recipes import RECIPES
@@ -59,8 +60,7 @@ def sweep(
         raise ConfigError("A sweep chooses the learning rate; use --lrs instead of --lr.")
     if changes.get("val", row.val) == 0:
         raise ConfigError("A sweep compares learning rates on a held-out part of train; --val must be above 0.")
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise OutputError(f"--out must be a new folder; {out} is not empty. Choose another, or add --resume.")
+    check_place(out, resume)
     scores: dict[float, float] = {}
     for lr in tried:
         say(f"lr {lr:g}")
@@ -69,7 +69,7 @@ def sweep(
         )
         if outcome.interrupted:  # even if this run was finished: the sweep is not
             return {"stopped": outcome.signal}
-        scores[lr] = last_score(RunFolder.open(out / f"lr-{lr:g}"))
+        scores[lr] = RunFolder.open(out / f"lr-{lr:g}").final_score()
     best = max(scores, key=lambda lr: (scores[lr], -lr))
     found: dict[str, Any] = {
         "recipe": recipe,
@@ -88,12 +88,3 @@ def sweep(
     with staging(out) as private:
         (private / "sweep.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
-
-
-def last_score(run: RunFolder) -> float:
-    """Return the accuracy of a run's last weights on its validation part."""
-    return next(
-        row.get("top1", row.get("mean_ap"))
-        for row in reversed(run.metrics())
-        if row["event"] == "val" and row["weights"] == "last"
-    )

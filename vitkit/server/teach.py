@@ -26,7 +26,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitkit.data.decode import decode, header
-from vitkit.data.files import ENDINGS, FORMATS
+from vitkit.data.files import ENDINGS, FORMATS, read_file
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, Busy, InputError, OutputError, RequestError, TooLarge, VitkitError
 from vitkit.features.cache import backbone_hash
@@ -260,7 +260,7 @@ class Lesson:
         place = self.store.folder / path
 
         def make() -> bytes:
-            image = decode(place.read_bytes(), place.name)
+            image = decode(read_file(place, place.name), place.name)
             image.thumbnail((THUMBNAIL, THUMBNAIL))
             out = io.BytesIO()
             image.convert("RGB").save(out, "JPEG", quality=80)

@@ -26,6 +26,7 @@ PHOTOS, CLASSES = 5_000, 100  # per lesson
 STEPS = 100  # that can be undone
 LETTERS = 60  # of a class name
 FORBIDDEN = re.compile(r'[/\\:*?"<>|]')  # in the name of a folder, on one system or another
+FILE = re.compile(r"[0-9a-z]+\.[a-z0-9]+")  # of a photo
 DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
 
 Action = dict[str, Any]
@@ -50,6 +51,15 @@ class Photo:
     row: int
     of: int
     burst: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what a damaged journal may hold; a file elsewhere must not be moved."""
+        if not all(isinstance(text, str) for text in (self.key, self.name, self.file)):
+            raise InputError(f"Expected words for a photo; got {self.key!r}, {self.name!r} and {self.file!r}.")
+        if not FILE.fullmatch(self.file) or self.file.partition(".")[0] != self.key:
+            raise InputError(f"Expected a photo whose file is named by its key, {self.key!r}; got {self.file!r}.")
+        if not all(isinstance(value, int) and value >= 0 for value in (self.row, self.of, self.burst)):
+            raise InputError(f"Expected whole numbers for a photo; got {self.row!r}, {self.of!r} and {self.burst!r}.")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ log = logging.getLogger("vitkit")
 HIDDEN, JOURNAL = ".teach", "journal.jsonl"
 FORMAT = 1
 KEY = 24  # characters of a photo's key
+START = {"key": str, "weights": str, "features": str, "width": int, "generation": int, "input_spec": dict}
 SAME = ("backbone", "features", "width", "input_spec")  # features of another model mean something else
 
 
@@ -50,16 +51,19 @@ def start_of(folder: str | Path) -> dict[str, Any]:
         UnreadableFile: there is no lesson, or its first line is damaged.
     """
     path = Path(folder).expanduser() / HIDDEN / JOURNAL
+    if not is_lesson(folder):
+        raise UnreadableFile(
+            f"Expected a folder made by `vitkit teach`; {folder} has no lesson. Begin one with --from WEIGHTS."
+        )
     try:
         with open(path, encoding="utf-8") as file:
             start = json.loads(file.readline())
         if start["format"] == FORMAT:
+            wrong = [name for name, kind in START.items() if not isinstance(start.get(name), kind)]
+            if wrong:
+                raise ValueError(f"{wrong[0]} is missing or wrong")
             return dict(start)
-    except FileNotFoundError:
-        raise UnreadableFile(
-            f"Expected a folder made by `vitkit teach`; {folder} has no lesson. Begin one with --from WEIGHTS."
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableFile(
             f"The first line of {path} is damaged ({error}); the photos are in {folder}/photos."
         ) from None
@@ -99,6 +103,7 @@ class Store:
                     )
             self.start = dict(old or start) | {"format": FORMAT, "generation": (old or {}).get("generation", 0) + 1}
             self.features: dict[str, Array] = {}
+            self._known: set[str] = set()  # keys of all photos in the journal; any other photo is left alone
             self.history = History(self._read(old) if old else None)
             self.saved = bool(old) and (self.folder / "run.json").is_file()
             self._begin()
@@ -113,18 +118,31 @@ class Store:
         history, lines = History(), (self.hidden / JOURNAL).read_bytes().split(b"\n")
         for number, line in enumerate(lines[1:-1], start=2):
             try:
-                history.do(json.loads(line))
-            except (ValueError, LookupError, TypeError) as error:
+                action = json.loads(line)
+                history.do(action)
+                self._known.update(one["key"] for one in action.get("photos", ()))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise UnreadableFile(
                     f"Line {number} of {self.hidden / JOURNAL} is damaged ({error}); the photos are in {self.photos}."
                 ) from None
-        raw = (self.hidden / f"features-{old['generation']}.bin").read_bytes()
+        kept = self.hidden / f"features-{old['generation']}.bin"
+        if not kept.is_file():
+            raise UnreadableFile(
+                f"{kept}, the features of this lesson's photos, is missing. Begin another lesson with a new --out; the "
+                f"photos are in {self.photos}."
+            )
+        raw = kept.read_bytes()
         size = 4 * self.width
         rows = np.frombuffer(raw[: len(raw) // size * size], np.float32).reshape(-1, self.width)
         places = self._places()
         here = {key: photo for key, photo in history.state.photos.items() if key in places and photo.row < len(rows)}
-        if lost := len(history.state.photos) - len(here):
-            log.warning("%d photos are no longer in %s; the lesson goes on without them", lost, self.photos)
+        if lost := history.state.photos.keys() - here.keys():
+            self._known -= lost
+            log.warning(
+                "%d photos in %s are missing, or their features are; the lesson goes on without them",
+                len(lost),
+                self.photos,
+            )
         self.features = {key: rows[photo.row].copy() for key, photo in here.items()}
         return replace(
             history.state, photos={key: replace(photo, row=i) for i, (key, photo) in enumerate(here.items())}
@@ -150,6 +168,8 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         self.places = {key: path for key, path in self.places.items() if key in state.photos}
+        if left := sum(len(path.stem) == KEY and path.stem not in self.places for path in self.photos.glob("*/*")):
+            log.warning("%d photos in %s are not part of the lesson and are left alone", left, self.photos)
         enter = self._stack.enter_context
         self._journal, self._features = (
             enter((self.hidden / file).open("ab", buffering=0)) for file in (JOURNAL, name)
@@ -158,7 +178,8 @@ class Store:
 
     def _places(self) -> dict[str, str]:
         """{key: path in the folder} of every photo that is on disk."""
-        found = [*(self.hidden / "new").glob("*"), *(self.hidden / "removed").glob("*"), *self.photos.glob("*/*")]
+        passing = [*(self.hidden / "new").glob("*"), *(self.hidden / "removed").glob("*")]
+        found = [*passing, *(path for path in self.photos.glob("*/*") if path.stem in self._known)]
         return {path.stem: path.relative_to(self.folder).as_posix() for path in found if len(path.stem) == KEY}
 
     def keep(self, raws: Sequence[tuple[Photo, bytes]], features: Sequence[Array]) -> list[Photo]:

@@ -116,7 +116,7 @@ class Header:
 
 def states_in(folder: Path) -> list[Path]:
     """Return the state files in a run's `state` folder, newest first."""
-    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+    return sorted((path for path in folder.glob("step-*.safetensors") if path.is_file()), reverse=True)
 
 
 class RunFolder:
@@ -149,7 +149,7 @@ class RunFolder:
             run = cls.open(path, resume=True)
             run.check(info)
             run._tidy()
-            if not (path / "run.json").is_file() or _read_object(path / "run.json") != run.info:
+            if not (path / "run.json").is_file() or read_object(path / "run.json") != run.info:
                 run.write_info()
             return run
         cls.check_place(path)
@@ -196,7 +196,7 @@ class RunFolder:
             UnreadableFile: the folder holds no run, or none that can be read.
         """
         path = Path(path).expanduser()
-        info = _read_object(path / "run.json")
+        info = read_object(path / "run.json")
         if info is not None and not resume:
             return cls(path, info)
         copy = next(filter(None, map(_copied_info, states_in(path / "state"))), None)
@@ -314,19 +314,38 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, without any that were cut short or damaged."""
+        path = self.path / "metrics.jsonl"
         try:
-            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
+            lines = path.read_bytes().splitlines() if path.is_file() else []
         except OSError:
             return []
         rows = []
         for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and "event" in row:
                 rows.append(row)
         return rows
+
+    def final_score(self, which: str = "last") -> float:
+        """Return the accuracy (or mAP) of the final weights on the validation part: not of the best, which flatter.
+
+        Args:
+            which: `last` or `ema` (default: last).
+
+        Raises:
+            UnreadableFile: metrics.jsonl does not have it, because it was lost or damaged.
+        """
+        for row in reversed(self.metrics()):
+            score = row.get("top1", row.get("mean_ap"))
+            if row["event"] == "val" and row.get("weights") == which and isinstance(score, int | float):
+                return score
+        raise UnreadableFile(
+            f"Expected a validation of the final weights in {self.path / 'metrics.jsonl'}; it has none. Remove the "
+            f"folder {self.path} and repeat the command with --resume, to train it again."
+        )
 
     def logged(self) -> int:
         """Sync metrics.jsonl to disk and return its size in bytes."""
@@ -384,10 +403,10 @@ def whole_config(info: Mapping[str, Any]) -> dict[str, Any]:
     return config_from_dict(config).to_dict(whole=True) if config else {}
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
