@@ -409,7 +409,10 @@ FAULTS: dict[str, Fault] = {
         "server/logs.py", "return lines < PER_PERIOD", "return True", "server/test_logs.py"
     ),
     "the server waits for the reader of its log": fault(
-        "server/logs.py", "self._lines.put_nowait(record)", "self._lines.put(record)", "server/test_logs.py"
+        "server/logs.py",
+        "if room := self._lines.qsize() < WAITING:",
+        "while not (room := self._lines.qsize() < WAITING):\n            time.sleep(TICK)\n        else:",
+        "server/test_logs.py",
     ),
     "the last lines of the log wait for ever": fault(
         "server/logs.py", "while time.monotonic() < self._until:", "while True:", "server/test_logs.py"

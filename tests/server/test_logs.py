@@ -40,6 +40,13 @@ def full_pipe() -> Iterator[int]:
         os.close(reading)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, the last lines are written."""
+    monkeypatch.setattr(logs, "LAST_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_few_lines_from_one_place_and_how_many_were_left_out(capfd: pytest.CaptureFixture[str]) -> None:
     now, told = [0.0], io.StringIO()
     apart = Apart([logging.StreamHandler(told)], clock=lambda: now[0])
@@ -56,6 +63,7 @@ def test_few_lines_from_one_place_and_how_many_were_left_out(capfd: pytest.Captu
     assert "7 lines like the next one were left out" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("patient")
 def test_every_request_is_logged_if_asked_for() -> None:
     told = io.StringIO()
     apart = Apart([logging.StreamHandler(told)], few=False)
@@ -79,7 +87,36 @@ def test_nobody_waits_for_a_reader_that_does_not_read(
         assert not emitting.is_alive()
         assert apart._lost in (49, 50)  # the thread may hold one
         apart.close()
+        apart._thread.join(60)
         assert not apart._thread.is_alive()
+
+
+@pytest.mark.usefixtures("patient")
+def test_lines_that_were_written_do_not_count_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who is slow, so that there is room for one line at a time, and not for the note about those lost."""
+    monkeypatch.setattr(logs, "WAITING", 1)
+    handled, go, told = threading.Semaphore(0), threading.Semaphore(0), io.StringIO()
+
+    class Slow(logging.StreamHandler):
+        def emit(self, record: logging.LogRecord) -> None:
+            handled.release()
+            assert go.acquire(timeout=60)
+            super().emit(record)
+
+    apart = Apart([Slow(told)], few=False)
+    apart.emit(line("0"))
+    assert handled.acquire(timeout=60)  # the thread holds the first line
+    for text in ("1", "lost"):
+        apart.emit(line(text))
+    for text in ("2", "3"):
+        go.release()
+        assert handled.acquire(timeout=60)
+        apart.emit(line(text))  # there is room, because the thread has taken the line before it
+    assert apart._lost == 1
+    for _ in range(3):
+        go.release()
+    apart.close()
+    assert told.getvalue().splitlines() == ["0", "1", "2", "3"]
 
 
 def test_a_server_whose_log_is_not_read_answers_and_stops(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 LOGGERS = ("", "uvicorn", "uvicorn.access")  # those with handlers of their own, and the one of all others
 EVERY_REQUEST = "uvicorn.access"
@@ -37,7 +37,7 @@ class Apart(logging.Handler):
     ) -> None:
         super().__init__()
         self._to, self._few, self._clock = to, few, clock
-        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING)
+        self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
         self._seen: dict[tuple[str, int], tuple[float, int]] = {}  # by place: when its period began, lines since then
         self._lost, self._until = 0, math.inf  # until when the thread waits for room
         self._thread = threading.Thread(target=self._write, name="vitkit-log", daemon=True)
@@ -47,29 +47,30 @@ class Apart(logging.Handler):
         """Hand a line to the thread, or drop it."""
         if self._few and not self._is_wanted(record):
             return
-        try:
-            self._lines.put_nowait(record)
-            if self._lost:
-                self._lines.put_nowait(_note(f"{self._lost:,} lines of the log were lost"))
-                self._lost = 0
-        except queue.Full:
+        if not self._put(record):
             self._lost += 1
+        elif self._lost and self._put(_note(f"{self._lost:,} lines of the log were lost")):
+            self._lost = 0
 
     def close(self) -> None:
         """Write what is waiting, if somebody reads it, and end the thread."""
         self._until = time.monotonic() + LAST_SECONDS
-        with suppress(queue.Full):
-            self._lines.put(None, timeout=LAST_SECONDS + 2 * TICK)
-        self._thread.join(LAST_SECONDS)
+        self._lines.put(None)  # even if there is no room for another line
+        self._thread.join(LAST_SECONDS + 2 * TICK)
         super().close()
+
+    def _put(self, record: logging.LogRecord) -> bool:
+        """Hand a line to the thread; return whether there was room for it."""
+        if room := self._lines.qsize() < WAITING:
+            self._lines.put(record)
+        return room
 
     def _is_wanted(self, record: logging.LogRecord) -> bool:
         place, now = (record.pathname, record.lineno), self._clock()
         began, lines = self._seen.get(place, (now, 0))
         if now - began >= PERIOD:
             if lines > PER_PERIOD:
-                with suppress(queue.Full):
-                    self._lines.put_nowait(_note(f"{lines - PER_PERIOD:,} lines like the next one were left out"))
+                self._put(_note(f"{lines - PER_PERIOD:,} lines like the next one were left out"))
             began, lines = now, 0
         self._seen[place] = began, lines + 1
         return lines < PER_PERIOD
