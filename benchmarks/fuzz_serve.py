@@ -92,7 +92,7 @@ def serving(weights: str | Path, *options: str) -> Iterator[tuple[subprocess.Pop
                 pipe.close()
 
 
-def wait_for(port: int, seconds: float = 30) -> None:
+def wait_for(port: int, seconds: float = 120) -> None:
     """Wait until the server is ready."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -7,6 +7,7 @@ import errno
 import gc
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,7 +34,7 @@ several_addresses = pytest.mark.skipif(sys.platform != "linux", reason="needs se
 
 
 def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
 
 
 @several_addresses
@@ -42,7 +43,16 @@ def test_a_client_with_many_connections_does_not_keep_others_waiting(
     queued: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order, loops = list[str](), list[asyncio.AbstractEventLoop]()
-    answer = Middleware.__call__
+    waiting, go, answer = threading.Event(), threading.Event(), Middleware.__call__
+
+    def wait() -> None:
+        waiting.set()
+        go.wait(60)
+
+    def hold() -> None:
+        """Keep the event loop from doing anything until the test says so."""
+        loops[0].call_soon_threadsafe(wait)
+        assert waiting.wait(60)
 
     async def record(self, scope, receive, send) -> None:
         loops.append(asyncio.get_running_loop())
@@ -55,14 +65,15 @@ def test_a_client_with_many_connections_does_not_keep_others_waiting(
     port = bound.getsockname()[1]
     with Running(create_app(Service(tiny())), bound) as running:
         if queued == "connections":
-            loops[0].call_soon_threadsafe(time.sleep, 1)  # while it sleeps, they arrive
+            hold()  # meanwhile they arrive
         lines = [connect(port, source) for source in ["127.0.0.2"] * 60 + ["127.0.0.3"]]
         if queued == "requests":
             while len(running._server.server_state.connections) < 61:
                 time.sleep(0.01)
-            loops[0].call_soon_threadsafe(time.sleep, 1)
+            hold()
         for line in lines:
             line.sendall(request("GET", "/healthz"))
+        go.set()
         for line in lines:
             assert parse(line.recv(65536)).status == 200
             line.close()
