@@ -26,7 +26,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitkit.data.decode import decode, header
-from vitkit.data.files import ENDINGS, FORMATS, read_file
+from vitkit.data.files import ENDINGS, FORMATS
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, Busy, InputError, OutputError, RequestError, TooLarge, VitkitError
 from vitkit.features.cache import backbone_hash
@@ -77,10 +77,22 @@ class Lesson:
         """What was taught."""
         return self.store.history.state
 
-    async def do(self, action: Action) -> None:
-        """Take an action, and refit; it is on disk when this returns."""
+    async def do(self, action: Action) -> Action:
+        """Take an action, and refit; it is on disk when this returns.
+
+        Args:
+            action: what to do. A class without an id is a new one.
+
+        Returns:
+            The action with the id of the class.
+        """
         async with self.lock:
+            if action["do"] == "class" and action["id"] is None:
+                action = {**action, "id": self.store.history.new_id()}
+            elif action["do"] == "class":
+                self.state.name_of(action["id"])
             await self._do(action)
+        return action
 
     async def _do(self, action: Action) -> None:
         await asyncio.to_thread(self.store.do, action)
@@ -118,7 +130,8 @@ class Lesson:
                 )
                 rows.append(found)
         async with self.lock:
-            kept = [i for i, (photo, _) in enumerate(good) if photo.key not in self.state.photos]
+            known |= {key: self.state.photos[key] for key in new if key in self.state.photos}  # added meanwhile
+            kept = [i for i, (photo, _) in enumerate(good) if photo.key not in known]
             if kept:
                 self.state.name_of(of)
                 stored = await asyncio.to_thread(self.store.keep, [good[i] for i in kept], [rows[i] for i in kept])
@@ -254,13 +267,11 @@ class Lesson:
 
     async def thumbnail(self, service: Service, key: str, client: str) -> bytes:
         """Return a small JPEG of a photo, decoded in turn with what other clients ask for."""
-        path = self.store.places.get(key) if key in self.state.photos else None
-        if path is None:
+        if key not in self.state.photos:
             raise InputError("Expected one of your photos; there is none with this key. Reload the page.")
-        place = self.store.folder / path
 
         def make() -> bytes:
-            image = decode(read_file(place, place.name), place.name)
+            image = decode(self.store.read(key), key)
             image.thumbnail((THUMBNAIL, THUMBNAIL))
             out = io.BytesIO()
             image.convert("RGB").save(out, "JPEG", quality=80)
@@ -270,9 +281,8 @@ class Lesson:
 
     async def close(self) -> None:
         """Stop following, and release the folder; an empty lesson leaves none behind."""
-        for task in (self._choosing, self._refitting):
-            if task is not None and not task.done():
-                await asyncio.wait([task])
+        while running := [task for task in (self._choosing, self._refitting) if task is not None and not task.done()]:
+            await asyncio.wait(running)  # and for the refit with what was chosen
         self.store.close()
         if not self.state.classes and not self.store.history.before and not self.store.saved:
             shutil.rmtree(self.store.hidden, ignore_errors=True)
@@ -480,13 +490,7 @@ def teach_router(lessons: Lessons, errors: Mapping[int | str, dict[str, Any]]) -
     @router.post("/change")
     async def change(lesson: Here, asked: Change) -> dict[str, Any]:
         """Name, rename or remove a class; move or remove photos; undo."""
-        action = asked.change.model_dump()
-        if isinstance(asked.change, NameClass):
-            action["id"] = lesson.store.history.new_id() if action["id"] is None else action["id"]
-            if asked.change.id is not None:
-                lesson.state.name_of(asked.change.id)
-        await lesson.do(action)
-        return {"id": action.get("id")}
+        return {"id": (await lesson.do(asked.change.model_dump())).get("id")}
 
     @router.post("/photos", openapi_extra=BODY)
     async def photos(

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.checkpoints.atomic import reason, staging
+from vitkit.data.files import read_file
 from vitkit.errors import OutputError, UnreadableFile
 from vitkit.server.teach_state import Action, History, Photo, State
 from vitkit.training.lock import locked
@@ -91,7 +93,7 @@ class Store:
         self.folder = Path(folder).expanduser()
         self.photos, self.hidden = self.folder / "photos", self.folder / HIDDEN
         self.width = int(start["width"])
-        self._stack = ExitStack()
+        self._stack, self._moving = ExitStack(), threading.Lock()
         self._stack.enter_context(locked(self.folder))
         try:
             old = start_of(self.folder) if is_lesson(self.folder) else None
@@ -235,11 +237,18 @@ class Store:
             )
             if path != to:
                 (self.folder / to).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(self.folder / path, self.folder / to)
-                self.places[key] = to
+                with self._moving:
+                    os.replace(self.folder / path, self.folder / to)
+                    self.places[key] = to
         for folder in self.photos.glob("*/"):
             if folder.name not in state.classes.values() and not any(folder.iterdir()):
                 folder.rmdir()
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes of a photo, in any thread: another one may be moving it."""
+        with self._moving:
+            place = self.folder / self.places[key]
+            return read_file(place, place.name)
 
     def close(self) -> None:
         """Release the folder."""
