@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from PIL import Image
 from playwright import sync_api as playwright
 
 from tests.explore.conftest import NAMES, tiny
+from tests.server.test_page import until
 from vitkit.data.preprocess import pixels, preprocess
 from vitkit.evaluation.predict import predict
 from vitkit.explore.graph import OUTPUTS, Explored
@@ -44,14 +44,6 @@ def browser() -> Iterator[Any]:
         )
         yield opened
         opened.close()
-
-
-def until(page: Any, condition: str, arg: object = None) -> None:
-    """Wait for a condition. Playwright's own waiting evaluates strings inside the page, which its policy forbids."""
-    end = time.monotonic() + 60
-    while not page.evaluate(f"arg => Boolean({condition})", arg):
-        assert time.monotonic() < end, f"never came true: {condition}"
-        page.wait_for_timeout(20)
 
 
 def opened(browser: Any, url: str, **how: Any) -> Iterator[Any]:

@@ -15,8 +15,10 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 import uvicorn
 from PIL import Image
 
+from benchmarks.fuzz_serve import wait_for
 from tests.explore.conftest import tiny
-from tests.explore.test_browser import LIVE, answers, browser, give, until  # noqa: F401  (a fixture)
+from tests.explore.test_browser import LIVE, answers, browser, give  # noqa: F401  (a fixture)
+from tests.server.test_page import until
 from vitkit.evaluation.predict import predict
 from vitkit.jobs.explore import explorable
 from vitkit.server import server as module
@@ -45,9 +47,11 @@ def address(photos: list[Path]) -> Iterator[str]:
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    port = bound.getsockname()[1]
+    wait_for(port)
+    yield f"http://127.0.0.1:{port}/"
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
 
 
 def test_from_the_first_page_to_the_explorable_one_and_back(browser: Any, address: str, photos: list[Path]) -> None:  # noqa: F811
@@ -67,7 +71,9 @@ def test_from_the_first_page_to_the_explorable_one_and_back(browser: Any, addres
     page.wait_for_url(f"{address}explore/**")
     until(page, LIVE)
     assert page.evaluate("crossOriginIsolated")
-    assert page.locator("#examples img").evaluate_all("all => all.map(({ naturalWidth }) => naturalWidth)") == [32, 32]
+    examples = page.locator("#examples img")
+    wide = examples.evaluate_all("all => Promise.all(all.map(one => one.decode().then(() => one.naturalWidth)))")
+    assert wide == [32, 32]
     give(page, photos[2])
     assert answers(page) == [guess.name for guess in predict(tiny(), [photos[2]], top=3)[0].guesses]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

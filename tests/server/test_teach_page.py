@@ -18,7 +18,7 @@ import uvicorn
 import vitkit
 from benchmarks.fuzz_serve import wait_for
 from tests.server.conftest import tiny
-from tests.server.test_page import CHROMIUM, browser, opened
+from tests.server.test_page import CHROMIUM, browser, opened, until
 from tests.server.test_teach import COLOURS, colour
 from vitkit.jobs.teach import save
 from vitkit.server import server as module
@@ -51,7 +51,7 @@ def serve(model: vitkit.ViT, out: Path) -> Iterator[tuple[Lessons, str]]:
     wait_for(port)
     yield lessons, f"http://127.0.0.1:{port}/"
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
 
 
 @pytest.fixture
@@ -273,7 +273,8 @@ def test_camera_bursts_and_watching(browser, app, tmp_path: Path) -> None:
         box = page.locator("#teach-shoot").bounding_box()
         page.mouse.move(box["x"] + 20, box["y"] + 20)
         page.mouse.down()
-        page.locator("#teach-camera-words").filter(has_text="4 photos").wait_for()
+        # It may be more by the time that somebody looks.
+        until(page, "parseInt(document.getElementById('teach-camera-words').textContent) >= 4")
         page.mouse.up()
         page.locator("#teach-camera-close").click()
         page.locator(".teach-class").nth(1).locator(".teach-thumbs li").nth(3).wait_for()
@@ -317,6 +318,8 @@ def test_nothing_can_be_named_before_there_is_a_lesson(browser, app) -> None:
         page.locator("#teach-name").wait_for()
         assert page.locator("#teach-name").is_disabled()
         assert page.locator("#teach-add").is_disabled()
+        while not held:
+            page.wait_for_timeout(20)
         held.pop().continue_()  # type: ignore[attr-defined]
         name_class(page, "mine")
 
