@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tomllib
@@ -47,6 +48,9 @@ NO_RUN: dict[str, list[str]] = {
 }
 
 
+PORT = "8421"  # of every server that a page starts
+
+
 @dataclass(frozen=True)
 class Block:
     page: str
@@ -54,6 +58,11 @@ class Block:
     language: str
     code: str
     reason: str | None
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
 
 
 def name_of(page: Path) -> str:
@@ -103,8 +112,9 @@ def test_blocks_of_a_page_run(
                 warnings.simplefilter("default")
                 exec(compile(block.code, where, "exec"), names)
         elif block.language == "bash":
+            code = block.code.replace(PORT, str(free_port()))  # something else may listen on a port that a page names
             done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block.code],
+                ["bash", "-euo", "pipefail", "-c", code],
                 env=environment,
                 cwd=tmp_path,
                 capture_output=True,

@@ -1,9 +1,9 @@
-"""Real weights on real photos: image by image what timm says, and FoodVision Mini in seconds."""
+"""Real weights on real photos: image by image what timm says, and FoodVision Mini."""
 
 from __future__ import annotations
 
 import json
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,7 @@ def test_five_hundred_photos_image_by_image(shared_data, model) -> None:
 
 
 @pytest.mark.slow
-def test_foodvision_mini_in_seconds(shared_data, model, tmp_path) -> None:
+def test_foodvision_mini_and_again_from_the_cache(shared_data, model, tmp_path, monkeypatch) -> None:
     from vitkit.jobs.embed import open_cache
     from vitkit.jobs.probe import probe
 
@@ -71,9 +71,8 @@ def test_foodvision_mini_in_seconds(shared_data, model, tmp_path) -> None:
     right = {result.fitted.method: result.correct for result in first.results}
     assert right["logistic"] >= 72
     assert min(right.values()) >= 70
-    start = time.process_time()
+    monkeypatch.setattr(sys.modules["vitkit.features.embed"], "forward", None)  # all features are in the cache
     second = probe(model, data, tmp_path / "second", cache, workers=0)
-    assert time.process_time() - start < 2  # processor time: the clock would also count what others do
     assert second.train.computed + second.held.computed == 0
 
     again = vitkit.load(tmp_path / "run")
