@@ -45,6 +45,8 @@ loaded = time.perf_counter()
 found = vitkit.predict(model, sys.argv[2:])
 print(f"{imported - start:.2f} s to import, {loaded - imported:.2f} s to load, "
       f"{time.perf_counter() - loaded:.2f} s to predict {len(found)} photos")
+from vitkit.process_group import leave
+leave(0)  # as the command does
 """
 
 
