@@ -15,7 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.training.tiny import bytes_of, run, tiny
-from vitkit.errors import CheckpointError, UnreadableFile
+from vitkit.errors import CheckpointError, UnreadableFile, VitkitError
+from vitkit.jobs.listing import diff, list_runs
+from vitkit.jobs.report import report
+from vitkit.jobs.train import train
 from vitkit.training.run_folder import Header, RunFolder
 
 RECIPE = tiny(steps=12, dropout=0.1, ema=0.9)
@@ -151,8 +154,6 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     ],
 )
 def test_a_damaged_run_json_is_rebuilt_from_the_state(cut: Path, whole: dict[str, Any], damage: Any) -> None:
-    from vitkit.jobs.train import train
-
     before = json.loads((cut / "run.json").read_text())
     damage(cut / "run.json")
     with pytest.warns(UserWarning, match="copy in state/ is used"):
@@ -198,3 +199,45 @@ def test_what_is_not_a_file_is_not_waited_for(cut: Path) -> None:
         opened = RunFolder.open(cut)
     assert opened.metrics() == []
     assert opened.latest() != cut / "state" / "step-000000000009.safetensors"
+
+
+DAMAGED: dict[str, list[dict[str, Any]]] = {  # file -> what is wrong in it
+    "run.json": [{"data": 7}, {"steps": {}}, {"same": "x"}],
+    "metrics.jsonl": [{"time": True}, {"loss": "x"}, {"time": {}}],
+    "evaluation.json": [{"per_class": 7}],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_wrong_values_are_a_sentence(cut: Path, name: str) -> None:
+    path = cut / name
+    shutil.rmtree(cut / "state")  # which has a copy of run.json
+    rows = [row for row in RunFolder.open(cut).metrics() if row["event"] == "train"]
+    whole = rows[-1] if name == "metrics.jsonl" else json.loads(path.read_text()) if path.is_file() else {}
+    for change in DAMAGED[name]:
+        path.write_text(json.dumps(whole | change))
+        doors = [lambda: diff(cut, cut)] if name != "evaluation.json" else []
+        for door in (*doors, lambda: report(cut)):
+            with pytest.raises(UnreadableFile, match=r"was damaged or edited \("):
+                door()
+    if name == "metrics.jsonl":
+        with pytest.warns(UserWarning, match="is not listed. Expected the run"):
+            assert list_runs(cut) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"recipe": {"head_bias": "x"}}, "head_bias of a recipe is like 0.0; got 'x'"),
+        ({"recipe": {"from_probe": 1}}, "from_probe of a recipe is like False; got 1"),
+        ({"settings": {"seeds": 1}}, r"was damaged or edited \(TypeError"),
+        ({"same": 7}, r"was damaged or edited \(AttributeError"),
+    ],
+)
+def test_wrong_values_are_a_sentence_before_resuming(cut: Path, change: dict[str, Any], sentence: str) -> None:
+    shutil.rmtree(cut / "state")
+    info = json.loads((cut / "run.json").read_text())
+    new = {name: info[name] | value if isinstance(value, dict) else value for name, value in change.items()}
+    (cut / "run.json").write_text(json.dumps(info | new))
+    with pytest.raises(VitkitError, match=sentence):
+        train(None, cut, resume=True)

@@ -151,9 +151,10 @@ def _same_data(run: RunFolder, data: str | Path) -> bool:
 
 def _held_out(run: RunFolder) -> tuple[float, int]:
     """Return (share, seed) of the images that a run held out of data without a test or val part."""
-    if run.info.get("kind") == "train":
-        return float(run.info["recipe"]["val"]), int(run.info["settings"]["seed"])
-    return float(run.info["data"]["held_share"]), int(run.info["data"]["seed"])
+    with run.reading():
+        if run.info.get("kind") == "train":
+            return float(run.info["recipe"]["val"]), int(run.info["settings"]["seed"])
+        return float(run.info["data"]["held_share"]), int(run.info["data"]["seed"])
 
 
 def evaluate(

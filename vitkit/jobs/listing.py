@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,31 +60,41 @@ def list_runs(folder: str | Path) -> list[Row]:
     found = []
     for file in sorted(folder.rglob("run.json")):
         try:
-            found.append(_row(RunFolder.open(file.parent)))
+            run = RunFolder.open(file.parent)
         except UnreadableFile:
             continue  # not a run.json of ours
+        try:
+            found.append(_row(run))
+        except UnreadableFile as error:
+            warnings.warn(f"{run.path} is not listed. {error}", stacklevel=1)
     return sorted(found, key=lambda row: (row.created, str(row.path)))
 
 
 def _row(run: RunFolder) -> Row:
+    with run.reading():
+        return _read_row(run)
+
+
+def _read_row(run: RunFolder) -> Row:
     rows, state = run.metrics(), run.latest()
     train = [row for row in rows if row.get("event") == "train"]
     score = "mean_ap" if run.info.get("data", {}).get("several") else "top1"
     judged = [row for row in rows if row.get("event") == "val" and score in row]
-    tops = [row[score] for row in judged]
-    last = [row[score] for row in judged if row.get("weights", "last") == "last"]
+    tops = [float(row[score]) for row in judged]
+    last = [float(row[score]) for row in judged if row.get("weights", "last") == "last"]
+    steps = run.info.get("steps")
     return Row(
         run.path,
         str(run.info.get("kind", "")),
         str(run.info.get("recipe_name", "")),
         str(run.info.get("model") or run.info.get("weights") or ""),
         int(state.stem.rpartition("-")[2]) if state else 0,
-        run.info.get("steps"),
-        train[-1]["loss"] if train else None,
+        int(steps) if steps is not None else None,
+        float(train[-1]["loss"]) if train else None,
         last[-1] if last and score == "top1" else None,
         max(tops, default=None),
         str(run.info.get("created", "")),
-        sum(row["time"]["seconds"] for row in train),
+        sum(float(row["time"]["seconds"]) for row in train),
         last[-1] if last and score == "mean_ap" else None,
     )
 
@@ -124,7 +134,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         b: another run folder.
     """
     one, two = RunFolder.open(a), RunFolder.open(b)
-    old, new = _settings(one.info), _settings(two.info)
+    old, new = _settings(one), _settings(two)
     settings = {
         name: (old.get(name), new.get(name))
         for name in {**old, **new}
@@ -165,7 +175,9 @@ def _distance(a: Path, b: Path) -> float | None:
     )
 
 
-def _settings(info: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(run: RunFolder) -> dict[str, Any]:
     """Return the settings of a run, flattened. Of `same`, only the data's fingerprint is not found elsewhere."""
-    flat = flatten({name: value for name, value in info.items() if name != "same"})
-    return flat | {"data.fingerprint": info["same"].get("data")} if "same" in info else flat
+    info = run.info
+    with run.reading():
+        flat = flatten({name: value for name, value in info.items() if name != "same"})
+        return flat | {"data.fingerprint": info["same"].get("data")} if "same" in info else flat

@@ -142,7 +142,9 @@ def open_photos(source: str | Path, model: Backbone, cache: str | Path | None = 
         run = RunFolder.open(folder)
         if not run.data or not _at_hand(run.data):
             return None
-        return RunPhotos(*_parts(run), model, cache)
+        with run.reading():
+            train, held = _parts(run)
+        return RunPhotos(train, held, model, cache)
     except VitkitError as error:
         log.warning("the page shows no photos of the run: %s", error)
         return None

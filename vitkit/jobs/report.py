@@ -51,6 +51,13 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
         notes,
         "The weights cannot be read, so rollouts and figures are missing",
     )
+    with folder.reading():
+        return _report(folder, model, out, notes, progress)
+
+
+def _report(
+    folder: RunFolder, model: Backbone | None, out: str | Path | None, notes: list[str], progress: Tick | None
+) -> Path:
     parts = _try(lambda: _parts(folder), notes, "The images cannot be found any more")
     train, held, words = parts if parts is not None else (None, None, "")
     found = evaluation_of(folder)

@@ -37,7 +37,9 @@ def write_card(run: str | Path, out: str | Path | None = None, *, name: str = NA
     folder = RunFolder.open(run)
     path = Path(out).expanduser() if out is not None else folder.path / "README.md"
     with staging(path.parent) as beside:
-        text = card(folder, load(folder.path), name, licence)
+        model = load(folder.path)
+        with folder.reading():
+            text = card(folder, model, name, licence)
         (beside / path.name).write_text(text, encoding="utf-8", errors="replace")
     return path
 
@@ -306,5 +308,7 @@ def bundle(run: str | Path, out: str | Path, *, name: str = NAME, licence: str |
             save(model, out / "vitkit.safetensors")
     except CannotExpress:
         save(model, out / "model.safetensors")
-    (out / "README.md").write_text(card(folder, model, name, licence), encoding="utf-8", errors="replace")
+    with folder.reading():
+        text = card(folder, model, name, licence)
+    (out / "README.md").write_text(text, encoding="utf-8", errors="replace")
     return {file.name: file.stat().st_size for file in sorted(out.iterdir()) if file.is_file()}

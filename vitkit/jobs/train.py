@@ -308,7 +308,8 @@ def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
     if not (resume and RunFolder.exists(out)):
         RunFolder.check_place(out)
         return {}
-    stored = RunFolder.open(out, resume=True).info
+    run = RunFolder.open(out, resume=True)
+    stored = run.info
     if stored.get("kind") != "train":
         raise ConfigError(f"--resume expects a training run; {out} holds a {stored.get('kind')}. Choose another --out.")
     needed = ("same", "recipe", "recipe_name", "settings", "model", "weights", "input_spec", "processes", "device")
@@ -317,7 +318,11 @@ def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
             f"{out / 'run.json'} is damaged: it lacks {missing[0]!r}, and no state has a copy. Start another run with "
             f"a new --out."
         )
-    if stored["same"].get("random numbers") != RANDOM_NUMBERS:
+    with run.reading():
+        Recipe.from_dict(stored["recipe"])
+        Settings(**stored["settings"])
+        random_numbers = stored["same"].get("random numbers")
+    if random_numbers != RANDOM_NUMBERS:
         raise ConfigError(
             f"{out} was started by a version of vitkit that draws other random numbers, so it cannot be resumed "
             f"to the same result; start a new run with another --out."

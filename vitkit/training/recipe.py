@@ -340,7 +340,16 @@ class Recipe:
                 raise ConfigError(f"A recipe has no field {name!r}{nearest(name, known) or '.'}")
         if missing := [f.name for f in fields(cls) if f.default is dataclasses.MISSING and f.name not in values]:
             raise ConfigError(f"A recipe needs {', '.join(missing)}; got none.")
+        for name, value in values.items():
+            usual = getattr(cls, name, None)
+            if value is not None and any(isinstance(usual, kind) != isinstance(value, kind) for kind in _kinds(usual)):
+                raise ConfigError(f"The {name} of a recipe is like {usual!r}; got {value!r}.")
         return cls(**values)
+
+
+def _kinds(usual: Any) -> tuple[Any, ...]:
+    """Return the kinds of values that tell a number, a word and yes or no apart, if `usual` is one of these."""
+    return (bool, int | float, str) if isinstance(usual, bool | int | float | str) else ()
 
 
 def _changed(part: _Part, name: str, values: Mapping[str, Any]) -> _Part:

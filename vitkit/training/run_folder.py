@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import CheckpointError, ConfigError, Occupied, OutputError, UnreadableFile
+from vitkit.errors import CheckpointError, ConfigError, Occupied, OutputError, UnreadableFile, VitkitError
 from vitkit.model.config import config_from_dict
 from vitkit.training.lock import NAME
 
@@ -235,10 +235,11 @@ class RunFolder:
     @property
     def data(self) -> str:
         """The run's data: its absolute path if it is still there, otherwise what the user gave; empty if unknown."""
-        data = self.info.get("data", {})
-        path = data.get("path") or ""
-        place = path.partition(":")[2]
-        return path if place and Path(place).exists() else data.get("spec", "")
+        with self.reading():
+            data = self.info.get("data", {})
+            path, spec = str(data.get("path") or ""), str(data.get("spec", ""))
+            place = path.partition(":")[2]
+            return path if place and Path(place).exists() else spec
 
     def weights(self, which: str | None = None) -> Path:
         """Return the path of a checkpoint.
@@ -302,6 +303,23 @@ class RunFolder:
             if isinstance(error, OutputError):
                 raise
             raise OutputError(f"Could not write to {self.path}: {reason(error)}.") from error
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A context for using what the folder's files say.
+
+        Raises:
+            UnreadableFile: a value is missing or of another kind than vitkit writes.
+        """
+        try:
+            yield
+        except VitkitError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise UnreadableFile(
+                f"Expected the run {self.path} as vitkit wrote it; its run.json, metrics.jsonl or evaluation.json was "
+                f"damaged or edited ({type(error).__name__}: {error})."
+            ) from error
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl.
