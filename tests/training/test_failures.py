@@ -89,6 +89,7 @@ def test_a_worker_that_hangs(tmp_path: Path, whole: dict[str, Any], monkeypatch:
     with pytest.raises(LostWorker, match=rf"No worker process has sent images for \d+ s.*--workers 0. {SOON}"):
         run(tmp_path / "r", RECIPE, settings=SETTINGS, watch=watch)
     assert any("Waiting for images: no worker process has sent any" in note for note in notes)
+    monkeypatch.undo()
     check_resumes(tmp_path / "r", whole)
 
 
