@@ -311,6 +311,13 @@ def test_later_changes_of_the_model_do_not_reach_the_engine() -> None:
     assert torch.equal(engine(x), before)
 
 
+def test_autocast_does_not_reach_an_engine() -> None:
+    engine, x = Fused(tiny()), pixels()
+    before = engine(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(engine(x), before)
+
+
 def test_bad_input_has_the_models_sentences() -> None:
     engine = Fused(tiny())
     with pytest.raises(InputError, match="patch size 8"):

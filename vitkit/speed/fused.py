@@ -176,7 +176,8 @@ class Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, K] in fp32 of pixels [B, C, H, W]."""
-        with torch.inference_mode():
+        # Under the caller's autocast the head would run in 16 bits.
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             x = validate_and_pad(x, self.config).to(self.device, self.dtype)
             grid = x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size
             if not len(x):
