@@ -266,6 +266,18 @@ def test_names_cannot_write_to_the_terminal(tmp_path: Path, vitkit: Command) -> 
         assert not re.search("[\x1b\x07\u202e]", text), arguments
 
 
+def test_a_name_cannot_look_like_a_line_of_ours(tmp_path: Path, vitkit: Command) -> None:
+    save(create("ti/16", image_size=32, num_classes=2), tmp_path / "m.safetensors")
+    (tmp_path / "x\nvitkit: all is well.jpg").write_bytes(b"not an image")
+    for arguments in (
+        ("predict", "m.safetensors", "."),
+        ("walk", "x\nvitkit: all is well.jpg", "--from", "m.safetensors"),
+    ):
+        done = vitkit(*arguments, cwd=tmp_path)
+        assert r"x\nvitkit: all is well.jpg" in done.stderr, arguments
+        assert "\nvitkit: all" not in done.stderr, arguments
+
+
 def test_markup_in_a_class_name_is_text(tmp_path: Path, vitkit: Command) -> None:
     lines = ["path,label"]
     for n, label in enumerate(["[/b]", "[red]x", "[/b]", "[red]x"]):

@@ -50,7 +50,7 @@ from vitkit.cli import (
     tune,
     walk,
 )
-from vitkit.cli.text import only_printable, prepare, printable
+from vitkit.cli.text import one_line, only_printable, prepare
 from vitkit.errors import BadImage, VitkitError
 
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
@@ -151,7 +151,7 @@ def main() -> None:
     try:
         app()
     except VitkitError as error:
-        print(f"vitkit: {printable(str(error))}", file=sys.stderr, flush=True)
+        print(f"vitkit: {one_line(str(error))}", file=sys.stderr, flush=True)
         if not error.transient:
             _end_launcher()
         sys.exit(error.exit_code)

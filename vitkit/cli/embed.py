@@ -22,6 +22,7 @@ from vitkit.cli.options import (
     Workers,
     loads_weights,
 )
+from vitkit.cli.text import one_line
 
 
 @loads_weights
@@ -124,7 +125,7 @@ def embed(
             if out is not None:
                 print(f"wrote {out}")
         for _, why in skipped:
-            print(f"vitkit: skipped {why}", file=sys.stderr)
+            print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     runtime.close()
     if skipped:
         raise typer.Exit(1)

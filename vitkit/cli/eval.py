@@ -21,6 +21,7 @@ from vitkit.cli.options import (
     Workers,
     loads_weights,
 )
+from vitkit.cli.text import one_line
 
 if TYPE_CHECKING:
     from vitkit.evaluation.labels import LabelMeasures
@@ -129,7 +130,7 @@ def evaluate(
 
             print(try_report(run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in found.outputs.skipped:
-            print(f"vitkit: skipped {why}", file=sys.stderr)
+            print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     runtime.close()
     if found.outputs.skipped or (against is not None and not against.within):
         raise typer.Exit(1)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitkit.cli.text import one_line
+
 if TYPE_CHECKING:
     from vitkit.data.base import Source
     from vitkit.jobs.evaluate import Evaluation
@@ -130,7 +132,7 @@ def tell(skipped: Sequence[tuple[str, str]], images: int) -> None:
         images: number of all images.
     """
     for _, why in skipped[:SHOWN]:
-        print(f"vitkit: skipped {why}", file=sys.stderr)
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     if skipped:
         print(f"vitkit: {len(skipped)} of {images} images could not be read.", file=sys.stderr)
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.options import BatchOf, Device, On, Precision, Weights, Workers, loads_weights
+from vitkit.cli.text import one_line
 
 if TYPE_CHECKING:
     from vitkit.evaluation.predict import Given, Prediction
@@ -85,7 +86,7 @@ def predict(
 
     def on_bad(name: str, why: str) -> None:
         skipped.append((name, why))
-        print(f"vitkit: skipped {why}", file=sys.stderr)
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
 
     if out is not None:
         few = len(source) <= batch_size

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.options import BadImages, BatchSize, Cache, Device, Features, From, Precision, Workers, loads_weights
+from vitkit.cli.text import one_line
 
 if TYPE_CHECKING:
     from vitkit.jobs.probe import Probe
@@ -116,7 +117,7 @@ def probe(
 
             print(try_report(found.run.path), file=sys.stderr if as_json else sys.stdout)
         for _, why in skipped:
-            print(f"vitkit: skipped {why}", file=sys.stderr)
+            print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     runtime.close()
     if skipped:
         raise typer.Exit(1)

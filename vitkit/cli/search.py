@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import BatchSize, Cache, Device, Features, From, Precision, Workers, loads_weights
+from vitkit.cli.text import one_line
 
 
 @loads_weights
@@ -98,6 +99,6 @@ def search(
     if export is not None:
         print(f"wrote {job.export_hits(found, export)}", file=sys.stderr if as_json else sys.stdout)
     for why in skipped:
-        print(f"vitkit: skipped {why}", file=sys.stderr)
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     if skipped:
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import BatchSize, Cache, Device, Precision, Weights, Workers, loads_weights
+from vitkit.cli.text import one_line
 
 
 @loads_weights
@@ -66,6 +67,6 @@ def suggest(
     if out is not None:
         print(f"wrote {job.write_list(found, out)}", file=sys.stderr if as_json else sys.stdout)
     for _, why in found.skipped:
-        print(f"vitkit: skipped {why}", file=sys.stderr)
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     if found.skipped:
         raise typer.Exit(1)

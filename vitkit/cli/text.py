@@ -25,6 +25,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def one_line(text: str) -> str:
+    r"""Write control characters and newlines as `\x1b` and `\n`: a name must not look like a line of ours."""
+    return printable(text).replace("\n", r"\n")
+
+
 class _Printable:
     """A stream that prints only printable text; everything else is that of the stream behind it."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.options import BadImages, BatchSize, Cache, Device, From, Precision, Workers, loads_weights
+from vitkit.cli.text import one_line
 
 if TYPE_CHECKING:
     from vitkit.jobs.tune import Tuned
@@ -77,7 +78,7 @@ def tune(
 
         print(try_report(found.run.path), file=sys.stderr if as_json else sys.stdout)
     for _, why in found.skipped:
-        print(f"vitkit: skipped {why}", file=sys.stderr)
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
     if found.skipped:
         raise typer.Exit(1)
 

@@ -107,7 +107,7 @@ class Watch:
         self._since, self._from = time.monotonic(), event["step"]
 
     def _skipped(self, event: dict[str, Any]) -> None:
-        self.say(f"skipped {event['name']}: {event['why']}")
+        self.say(f"skipped {event['name']}: {event['why']}".replace("\n", r"\n"))
 
     def _stop(self, event: dict[str, Any]) -> None:
         self.say(f"stopping early: {event['why']}")
