@@ -34,7 +34,7 @@ def make(run: object, **how: object) -> Batcher[int, int]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < end, "never came true"
         time.sleep(0.001)

@@ -103,7 +103,7 @@ def opened(browser, url: str, **how: object) -> Iterator[object]:
 
 def until(page, condition: str, arg: object = None) -> None:
     """Wait for a condition. Playwright's own waiting evaluates strings inside the page, which its policy forbids."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not page.evaluate(f"arg => Boolean({condition})", arg):
         assert time.monotonic() < end, f"never came true: {condition}"
         page.wait_for_timeout(20)
