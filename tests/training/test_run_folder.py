@@ -204,7 +204,7 @@ def test_what_is_not_a_file_is_not_waited_for(cut: Path) -> None:
 DAMAGED: dict[str, list[dict[str, Any]]] = {  # file -> what is wrong in it
     "run.json": [{"data": 7}, {"steps": {}}, {"same": "x"}],
     "metrics.jsonl": [{"time": True}, {"loss": "x"}, {"time": {}}],
-    "evaluation.json": [{"per_class": 7}],
+    "evaluation.json": [{"per_class": 7}, {"per_class": [{}], "top1": 1.0, "n": 1}],
 }
 
 
@@ -232,6 +232,9 @@ def test_wrong_values_are_a_sentence(cut: Path, name: str) -> None:
         ({"recipe": {"from_probe": 1}}, "from_probe of a recipe is like False; got 1"),
         ({"settings": {"seeds": 1}}, r"was damaged or edited \(TypeError"),
         ({"same": 7}, r"was damaged or edited \(AttributeError"),
+        ({"recipe": {"augment": 7}}, r"was damaged or edited \("),
+        ({"same": {"config": "x"}}, r"was damaged or edited \("),
+        ({"model": ["x"]}, r"was damaged or edited \(TypeError: model is"),
     ],
 )
 def test_wrong_values_are_a_sentence_before_resuming(cut: Path, change: dict[str, Any], sentence: str) -> None:

@@ -40,7 +40,7 @@ from vitkit.training.objectives import OBJECTIVES, Objective, for_data
 from vitkit.training.optim import freeze
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipes import RECIPES
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_folder import RunFolder, whole_config
 from vitkit.training.settings import AUTO, BatchSplit, Settings
 from vitkit.training.shard import check as check_shard
 from vitkit.training.shard import runtime_for
@@ -318,9 +318,13 @@ def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
             f"{out / 'run.json'} is damaged: it lacks {missing[0]!r}, and no state has a copy. Start another run with "
             f"a new --out."
         )
-    with run.reading():
-        Recipe.from_dict(stored["recipe"])
+    with run.reading():  # whatever is damaged shows here
+        Recipe.from_dict(stored["recipe"]).to_dict()
         Settings(**stored["settings"])
+        whole_config(stored)
+        for name in ("recipe_name", "model", "weights"):
+            if not isinstance(stored[name], str | None):
+                raise TypeError(f"{name} is {stored[name]!r}")
         random_numbers = stored["same"].get("random numbers")
     if random_numbers != RANDOM_NUMBERS:
         raise ConfigError(

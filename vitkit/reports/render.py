@@ -26,6 +26,9 @@ def render(template: str, **values: Any) -> str:
     Args:
         template: `page.html` or `runs.html`.
         values: its variables.
+
+    Raises:
+        LookupError: a value that the template needs is missing.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vitkit.reports", "."),
@@ -35,7 +38,10 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"share": share, "number": number, "whole": whole, "time": duration, "date": date}
-    return environment.get_template(template).render(**values)
+    try:
+        return environment.get_template(template).render(**values)
+    except jinja2.UndefinedError as error:
+        raise LookupError(str(error)) from error
 
 
 def share(value: float | None) -> str:
