@@ -234,6 +234,7 @@ def test_wrong_values_are_a_sentence(cut: Path, name: str) -> None:
         ({"same": 7}, r"was damaged or edited \(AttributeError"),
         ({"recipe": {"augment": 7}}, r"was damaged or edited \("),
         ({"same": {"config": "x"}}, r"was damaged or edited \("),
+        ({"fields": "x"}, r"was damaged or edited \("),
         ({"model": ["x"]}, r"was damaged or edited \(TypeError: model is"),
     ],
 )

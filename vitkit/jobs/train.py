@@ -322,6 +322,7 @@ def _stored_info(out: Path, resume: bool) -> dict[str, Any]:
         Recipe.from_dict(stored["recipe"]).to_dict()
         Settings(**stored["settings"])
         whole_config(stored)
+        dict(stored.get("fields") or {})
         for name in ("recipe_name", "model", "weights"):
             if not isinstance(stored[name], str | None):
                 raise TypeError(f"{name} is {stored[name]!r}")
