@@ -37,6 +37,12 @@ def test_mutated_checkpoints_are_read_or_refused() -> None:
     assert found["UnsafeFile"] > 3
 
 
+def test_mutated_files_of_runs_are_read_or_refused() -> None:
+    found = outcomes("runs", 60)
+    assert found["read"] > 10
+    assert found["ConfigError"] + found["UnreadableFile"] > 10
+
+
 @pytest.mark.slow
 def test_mutated_exports_are_read_or_refused() -> None:
     pytest.importorskip("onnxscript")

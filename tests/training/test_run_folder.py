@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tests.training.tiny import bytes_of, run, tiny
 from vitkit.errors import CheckpointError, UnreadableFile, VitkitError
 from vitkit.jobs.listing import diff, list_runs
-from vitkit.jobs.report import report
+from vitkit.jobs.report import compare, report
 from vitkit.jobs.train import train
 from vitkit.training.run_folder import Header, RunFolder
 
@@ -186,9 +186,17 @@ def test_shortened_metrics_are_not_padded(cut: Path, whole: dict[str, Any], size
 
 def test_damaged_lines_of_metrics_are_left_out(cut: Path) -> None:
     good = RunFolder.open(cut).metrics()
+    whole = next(row for row in good if row["event"] == "train")
+    wrong: list[dict[str, Any]] = [
+        *({"event": 7}, {"step": None}, {"step": [1]}, {"loss": "x"}, {"lr": [0]}, {"accuracy": 10**400}),
+        *({"time": True}, {"time": {"seconds": "x"}}),
+    ]
     with open(cut / "metrics.jsonl", "ab") as file:
-        file.write(b'5\nnull\n\xff\xfe\n{"step": 1}\n' + b"[" * 100_000 + b'\n{"event": "tr')
+        file.write(b'5\nnull\n\xff\xfe\n{"step": 1}\n' + b"[" * 100_000 + b"\n")
+        file.writelines(json.dumps(whole | change).encode() + b"\n" for change in wrong)
+        file.write(b'{"event": "tr')
     assert RunFolder.open(cut).metrics() == good
+    compare(cut)
 
 
 def test_what_is_not_a_file_is_not_waited_for(cut: Path) -> None:
@@ -203,7 +211,7 @@ def test_what_is_not_a_file_is_not_waited_for(cut: Path) -> None:
 
 DAMAGED: dict[str, list[dict[str, Any]]] = {  # file -> what is wrong in it
     "run.json": [{"data": 7}, {"steps": {}}, {"same": "x"}],
-    "metrics.jsonl": [{"time": True}, {"loss": "x"}, {"time": {}}],
+    "metrics.jsonl": [{"time": {}}],
     "evaluation.json": [{"per_class": 7}, {"per_class": [{}], "top1": 1.0, "n": 1}],
 }
 
@@ -223,6 +231,13 @@ def test_wrong_values_are_a_sentence(cut: Path, name: str) -> None:
     if name == "metrics.jsonl":
         with pytest.warns(UserWarning, match="is not listed. Expected the run"):
             assert list_runs(cut) == []
+
+
+def test_a_run_with_a_damaged_date_is_not_listed(cut: Path) -> None:
+    info = json.loads((cut / "run.json").read_text())
+    (cut / "run.json").write_text(json.dumps(info | {"created": "-1"}))
+    with pytest.warns(UserWarning, match="is not listed. Expected the run .*Invalid isoformat string: '-1'"):
+        assert list_runs(cut) == []
 
 
 @pytest.mark.parametrize(

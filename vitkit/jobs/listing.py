@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def _read_row(run: RunFolder) -> Row:
     judged = [row for row in rows if row.get("event") == "val" and score in row]
     tops = [float(row[score]) for row in judged]
     last = [float(row[score]) for row in judged if row.get("weights", "last") == "last"]
-    steps = run.info.get("steps")
+    steps, created = run.info.get("steps"), str(run.info.get("created", ""))
+    if created:
+        datetime.fromisoformat(created)  # which the page of all runs shows
     return Row(
         run.path,
         str(run.info.get("kind", "")),
@@ -93,7 +96,7 @@ def _read_row(run: RunFolder) -> Row:
         float(train[-1]["loss"]) if train else None,
         last[-1] if last and score == "top1" else None,
         max(tops, default=None),
-        str(run.info.get("created", "")),
+        created,
         sum(float(row["time"]["seconds"]) for row in train),
         last[-1] if last and score == "mean_ap" else None,
     )

@@ -49,7 +49,7 @@ def _curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Markup]:
                 row
                 for row in run.metrics()
                 if row.get("event") == event
-                and value in row
+                and row.get(value) is not None
                 and row.get("weights", "last") == "last"
                 and run.info.get("kind") == "train"
             ]

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from vitkit.model.backbone import Backbone
 
 KINDS = ("best", "last", "ema")  # the checkpoints of a run
+# Of the lines of metrics: events that belong to a step, and what are numbers.
+OF_STEPS = {"train", "val", "epoch", "stop"}
+NUMBERS = {"step", "epoch", "loss", "accuracy", "gradient", "lr", "top1", "top5", "mean_ap", "images", "n"}
+TIMES = {"seconds", "images_per_second", "waiting"}
 
 
 def environment() -> dict[str, Any]:
@@ -343,7 +347,7 @@ class RunFolder:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and "event" in row:
+            if _is_event(row):
                 rows.append(row)
         return rows
 
@@ -419,6 +423,19 @@ def whole_config(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a run's model, whatever the format of its run.json; empty if it names none."""
     config = info.get("config") or info.get("same", {}).get("config")
     return config_from_dict(config).to_dict(whole=True) if config else {}
+
+
+def _is_event(row: Any) -> bool:
+    """Return whether a value is a line of metrics: an event whose numbers are numbers."""
+    if not isinstance(row, dict) or not isinstance(row.get("event"), str):
+        return False
+    time = row.get("time", {})
+    if not isinstance(time, dict) or (row["event"] in OF_STEPS and not isinstance(row.get("step"), int)):
+        return False
+    values = [*(row.get(name) for name in NUMBERS), *(time.get(name) for name in TIMES)]
+    return all(
+        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63) for value in values
+    )
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
