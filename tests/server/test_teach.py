@@ -514,6 +514,7 @@ def test_a_line_that_was_cut_short_is_forgotten_and_a_damaged_one_named(server, 
     ("damage", "sentence"),
     [
         ({0: {"format": 1}}, "first line of .* is damaged .key is missing or wrong"),
+        ({0: {"backbone": None}}, "first line of .* is damaged .backbone is missing or wrong"),
         ({0: {"width": "32"}}, "first line of .* is damaged .width is missing or wrong"),
         ({0: {"generation": "../../x"}}, "first line of .* is damaged .generation"),
         ({0: b"[" * 100_000}, "first line of .* is damaged"),

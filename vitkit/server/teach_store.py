@@ -37,7 +37,15 @@ log = logging.getLogger("vitkit")
 HIDDEN, JOURNAL = ".teach", "journal.jsonl"
 FORMAT = 1
 KEY = 24  # characters of a photo's key
-START = {"key": str, "weights": str, "features": str, "width": int, "generation": int, "input_spec": dict}
+START = {
+    "key": str,
+    "weights": str,
+    "backbone": str,
+    "features": str,
+    "width": int,
+    "generation": int,
+    "input_spec": dict,
+}
 SAME = ("backbone", "features", "width", "input_spec")  # features of another model mean something else
 
 
