@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests import s3
 from tests.cluster.samples import here, model, place  # noqa: F401
 from vitkit.cli import app
-from vitkit.cluster import on_ray, results
+from vitkit.cluster import on_ray, plan, results
 from vitkit.cluster.results import Entry, Folder, Manifest
 from vitkit.cluster.work import Decoder
 from vitkit.data import open_source
@@ -53,7 +53,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
-def test_embed_gives_the_features_of_one_machine_to_the_bit(at: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fewest", "shards"), [(64, 8), (2, 3)])  # one batch per shard, and three
+def test_embed_gives_the_features_of_one_machine_to_the_bit(
+    at: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewest: int, shards: int
+) -> None:
+    monkeypatch.setattr(plan, "FEWEST", fewest)
     source = open_source(at / "photos", "all")
     done = job.run("embed", model(), {"all": source}, tmp_path / "out", batch_size=4)
     one = embed(model(), source, FeatureCache(tmp_path), batch_size=4, workers=0, bad_images="skip")
@@ -67,7 +71,7 @@ def test_embed_gives_the_features_of_one_machine_to_the_bit(at: Path, tmp_path: 
         assert (row["error"] is None) == (row["feature"] is not None) == (row["name"] != "bee/003.jpg")
     assert "not an image" in next(row["error"] for row in found if row["error"])
     assert [name for name, _ in done.skipped] == ["bee/003.jpg"]
-    assert (done.images, done.computed, len(done.shards)) == (30, 30, 8)
+    assert (done.images, done.computed, len(done.shards)) == (30, 30, shards)
 
 
 def test_eval_prints_and_writes_what_one_machine_does(at: Path, tmp_path: Path) -> None:
