@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import json
+import math
 import random
 import re
 import signal
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 import vitkit
@@ -23,7 +26,8 @@ from benchmarks.fuzz_serve import multipart, picture, request, save_tiny, send, 
 from tests.server.conftest import tiny
 from vitkit.cli import main
 from vitkit.server.app import create_app
-from vitkit.server.service import load_service
+from vitkit.server.server import Server
+from vitkit.server.service import Service, load_service
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without SIGTERM")
 
@@ -108,6 +112,33 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> N
     assert set(found) <= {200, 503}
     assert found.count(200) >= 60
     assert process.returncode == 0
+
+
+def test_a_signal_does_not_wait_for_a_lock_that_it_interrupts() -> None:
+    """The thread of the event loop handles it, perhaps while it holds the lock itself; then the server hung."""
+    service = Service(tiny())
+    app, pace = create_app(service), service.pace
+    server = Server(uvicorn.Config(app), app)
+
+    class Held:
+        held = False
+
+        def __enter__(self) -> None:
+            assert not self.held, "it would wait for itself"
+            self.held = True
+
+        def __exit__(self, *_: object) -> None:
+            self.held = False
+
+    async def interrupted() -> None:
+        with pace._lock:
+            server.handle_exit(signal.SIGTERM, None)
+        assert service.stopping
+        await asyncio.sleep(0)
+        assert pace.most == math.inf
+
+    pace._lock = Held()  # type: ignore[assignment]
+    asyncio.run(interrupted())
 
 
 @posix

@@ -105,8 +105,9 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self.middleware.service.stopping = True
-        self.middleware.service.pace.stop()
+        # Not here: a signal may interrupt this thread while it holds the lock that `Pace.stop` needs.
         loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(self.middleware.service.pace.stop)
         loop.call_soon_threadsafe(loop.call_later, FAREWELL, setattr, self, "should_exit", True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
