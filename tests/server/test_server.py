@@ -142,7 +142,8 @@ def test_a_signal_does_not_wait_for_a_lock_that_it_interrupts() -> None:
 
 
 @posix
-def test_sigterm_waits_for_a_body_that_is_on_its_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["SIGTERM"], ["SIGHUP", "SIGHUP"]])  # a closing terminal sends two
+def test_a_stopping_server_waits_for_a_body_that_is_on_its_way(tmp_path: Path, names: list[str]) -> None:
     whole = request("POST", "/v1/predict", *multipart(picture(random.Random(6), "PNG")))
     with (
         serving(save_tiny(tmp_path)) as (process, port),
@@ -151,10 +152,11 @@ def test_sigterm_waits_for_a_body_that_is_on_its_way(tmp_path: Path) -> None:
         line.sendall(whole[:-50])
         while b"vitkit_requests_in_progress 2.0" not in send(port, request("GET", "/metrics")).body:
             pass  # one of the two asks
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):
-            while True:  # until it no longer listens
-                send(port, request("GET", "/healthz"))
+        for name in names:
+            process.send_signal(getattr(signal, name))
+            with contextlib.suppress(OSError):
+                while True:  # until it no longer listens
+                    send(port, request("GET", "/healthz"))
         line.sendall(whole[-50:])
         assert b"HTTP/1.1 200 OK" in line.recv(65536)
         assert process.wait(60) == 0

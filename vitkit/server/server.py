@@ -1,4 +1,4 @@
-"""uvicorn around the app: slow clients are disconnected, and SIGTERM loses no request that was accepted."""
+"""uvicorn around the app: slow clients are disconnected, and a signal loses no request that was accepted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -99,10 +101,29 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.middleware = middleware
 
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle SIGHUP like SIGTERM and Ctrl-C, unless it is ignored, as under `nohup`."""
+        with super().capture_signals():
+            hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+            here = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+            if hangup is None or not here or signal.getsignal(hangup) == signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(hangup, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(hangup, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """At the first signal, answer with `Connection: close` for a moment, then stop; at the second, stop at once."""
+        """At the first signal, answer with `Connection: close` for a moment, then stop; at the second, stop at once.
+
+        A second SIGHUP has no effect: a closing terminal sends it twice, by the shell and by the system.
+        """
         if self.middleware.service.stopping:
-            self.should_exit = self.force_exit = True
+            if sig != getattr(signal, "SIGHUP", None):
+                self.should_exit = self.force_exit = True
             return
         self.middleware.service.stopping = True
         # Not here: a signal may interrupt this thread while it holds the lock that `Pace.stop` needs.
