@@ -177,6 +177,6 @@ def leave(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-    except (OSError, ValueError):  # nobody reads it, the disk is full, or it is closed
+    except (OSError, ValueError):  # a closed pipe, a full disk, a closed stream
         return
     os._exit(code)

@@ -351,7 +351,7 @@ def test_a_closed_terminal_saves_the_run(tmp_path: Path) -> None:
     os.close(master)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
     assert RunFolder.open(place).latest() is not None
-    with locked(place) as note:  # nobody holds the folder
+    with locked(place) as note:  # the lock is free
         assert note is None
 
 

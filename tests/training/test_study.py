@@ -207,7 +207,7 @@ def cut(out: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_several_at_a_time_stop_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Every cell is saved and no process is left, also if nobody could tell them to stop."""
+    """Every cell is saved and no process is left behind, even if the parent process was killed."""
     assert cut(tmp_path / "s", number, monkeypatch) == [-number if number == signal.SIGKILL else 0]
     for place in (tmp_path / "s").glob("*"):
         for _ in range(3000):

@@ -65,7 +65,7 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
 
     A copy that hangs prints where, and ends with exit code 1.
     """
-    with socket.socket() as reserved:  # bound, so that nobody else gets the port, and not listening, so that a copy can
+    with socket.socket() as reserved:  # keeps the port for the copies, because it does not listen
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         return _forked(work, ranks, reserved.getsockname()[1])

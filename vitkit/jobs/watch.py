@@ -74,7 +74,7 @@ class Watch:
 
     def _step(self, event: dict[str, Any]) -> None:
         now, step = time.monotonic(), event["step"]
-        if step == self._first:  # a resumed run first does what was due after this step; there is no speed to show yet
+        if step == self._first:  # the first event of a resumed run: no step was taken yet
             return
         rate = (step - self._from) * self.images / max(now - self._since, 1e-9)
         accuracy = f"accuracy {event['accuracy']:.1%}  " if "accuracy" in event else ""

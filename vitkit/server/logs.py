@@ -55,7 +55,7 @@ class Apart(logging.Handler):
     def close(self) -> None:
         """Write what is waiting, if somebody reads it, and end the thread."""
         self._until = time.monotonic() + LAST_SECONDS
-        self._lines.put(None)  # even if there is no room for another line
+        self._lines.put(None)  # does not count towards WAITING
         self._thread.join(LAST_SECONDS + 2 * TICK)
         super().close()
 

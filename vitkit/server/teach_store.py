@@ -149,7 +149,7 @@ class Store:
         if lost := history.state.photos.keys() - here.keys():
             self._known -= lost
             log.warning(
-                "%d photos in %s are missing, or their features are; the lesson goes on without them",
+                "The lesson goes on without %d photos of %s: they, or their features, are missing",
                 len(lost),
                 self.photos,
             )
@@ -179,7 +179,7 @@ class Store:
             folder.mkdir()
         self.places = {key: path for key, path in self.places.items() if key in state.photos}
         if left := sum(len(path.stem) == KEY and path.stem not in self.places for path in self.photos.glob("*/*")):
-            log.warning("%d photos in %s are not part of the lesson and are left alone", left, self.photos)
+            log.warning("Left alone in %s: %d photos that are not part of the lesson", self.photos, left)
         enter = self._stack.enter_context
         self._journal, self._features = (
             enter((self.hidden / file).open("ab", buffering=0)) for file in (JOURNAL, name)
