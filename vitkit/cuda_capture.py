@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 Result = TypeVar("Result")
+MOST = 32  # shapes that `Replays` keeps graphs for
 
 
 def warm_up(work: Callable[[], object]) -> None:
@@ -44,3 +47,51 @@ def capture(
         result = work()
     torch._C._cuda_clearCublasWorkspaces()
     return graph, result
+
+
+class Replays:
+    """Work on CUDA as graphs, one per shape of its input.
+
+    The first input of a shape runs kernel by kernel, which chooses and loads the kernels. From the second on, a graph is
+    replayed: kernels follow each other without a gap, and Python is free for something else. Graphs share the memory of
+    what they compute on the way. If it does not suffice for a graph, that shape runs kernel by kernel.
+
+    Args:
+        dtype: the type of its input.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.pool: Any = None
+        # Shape -> the graph, its input and its result; None if its first input has been seen, () if it has no graph.
+        self.graphs: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    def __call__(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Do the work.
+
+        Args:
+            work: maps a tensor to a tensor; the same for every call.
+            x: its input, in any type.
+        """
+        shape = tuple(x.shape)
+        if shape in self.graphs and self.graphs[shape] is None:
+            self.graphs[shape] = self._captured(work, x)
+        captured = self.graphs.setdefault(shape)
+        self.graphs.move_to_end(shape)
+        if len(self.graphs) > MOST:
+            self.graphs.popitem(last=False)
+        if not captured:
+            return work(x.to(self.dtype))
+        graph, still, result = captured
+        still.copy_(x)
+        graph.replay()
+        return result.clone()
+
+    def _captured(self, work: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Any, ...]:
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            still = x.new_empty(x.shape, dtype=self.dtype)
+            graph, result = capture(lambda: work(still), self.pool)
+        except torch.OutOfMemoryError:
+            return ()
+        return graph, still, result

@@ -240,13 +240,27 @@ def test_fp8_is_close(changes, full) -> None:
 def test_fp8_runs_in_full_where_that_is_faster_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = tiny(hidden_size=64, intermediate_size=128), pixels()
     engine, asked = Fp8(model), []
-    monkeypatch.setattr(engine, "pays", lambda x, grid: asked.append(len(x)) or len(x) > 2)
+    monkeypatch.setattr(engine, "pays", lambda x: asked.append(len(x)) or len(x) > 2)
     with pytest.warns(UserWarning, match="For 2 images of 32 x 32 pixels, bf16 is faster here than 8 bits"):
         assert torch.equal(engine(x[:2]), Fused(model)(x[:2]))
     more = pixels(3, 3, 32, 32)
     assert not torch.equal(engine(more), Fused(model)(more))
     assert torch.equal(engine(x[:2]), Fused(model)(x[:2]))  # the choice is kept
     assert asked == [2, 3]
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_fp8_keeps_the_mlp_of_a_token_that_the_head_reads_in_full(pool) -> None:
+    model = tiny(hidden_size=64, intermediate_size=128, num_hidden_layers=2, pool=pool)
+    engine, z, (B, T) = Fp8(model, full=0), torch.randn(3 * 17, 64), (3, 17)
+    engine.products = engine.small
+    with torch.inference_mode():
+        z, branch = engine.block(z, None, 0, B, T)
+        layer, by = engine.layers[0], engine.plain[0]
+        exact = by.hidden(engine.read(z, None, layer.shift2, layer.norm2)) @ layer.fc2
+    off = (branch - exact).view(B, T, -1).norm(dim=2) / exact.view(B, T, -1).norm(dim=2)
+    assert off[:, 1:].min() > 1e-3
+    assert off[:, 0].max() < 1e-5 if pool == "cls" else off[:, 0].min() > 1e-3
 
 
 def test_fp8_refuses_odd_widths() -> None:

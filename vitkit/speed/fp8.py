@@ -8,7 +8,8 @@ that a bound wastes). Weights have a scale per output. Scaling is the last step 
 precede a product. U_msa stays in bf16: quantizing the attention's output would cost what its product saves.
 
 Most of the error comes from the MLP's second layer, and a rounding done early is carried through every later block: in
-the first blocks that layer stays in bf16. [The log](../../docs/log.md) has what else was tried: scales that move the
+the first blocks that layer stays in bf16. So does the whole MLP of the class token where the head reads it: one row per
+image costs little, and its errors reach the head directly. [The log](../../docs/log.md) has what else was tried: scales that move the
 outliers of a LayerNorm into the weights, weights rounded so that their errors cancel, corrected biases.
 
 Small batches and narrow models are faster in bf16. The engine times both for every new shape, runs the faster, and
@@ -90,7 +91,7 @@ class Fp8(Fused):
     Args:
         model: a ViT whose widths are multiples of 16.
         dtype: type of everything that is not an 8-bit product (default: as for Fused).
-        graphs: whether small batches on CUDA are captured as graphs.
+        graphs: whether batches on CUDA are captured as graphs.
         full: how many of the first blocks keep the MLP's second layer in full (default: a sixth of them).
     """
 
@@ -110,30 +111,40 @@ class Fp8(Fused):
             self.small: list[Products] = [EightBit(by.layer, i >= first) for i, by in enumerate(self.plain)]
         self.remarks: dict[tuple[int, ...], str] = {}  # shape of pixels -> what was said about it; "" for 8 bits
 
-    def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def run(self, x: Tensor) -> Tensor:
         """All equations, with 8-bit products if they are faster for these pixels."""
         key = tuple(x.shape)
         if key not in self.remarks:
-            self.remarks[key] = "" if self.pays(x, grid) else remark(x)
+            self.remarks[key] = "" if self.pays(x) else remark(x)
             if self.remarks[key]:
                 warnings.warn(self.remarks[key], stacklevel=2)
         self.products = self.plain if self.remarks[key] else self.small
-        return super().run(x, grid)
+        return super().run(x)
 
-    def pays(self, x: Tensor, grid: tuple[int, int]) -> bool:
+    def block(self, z: Tensor, pending: Tensor | None, i: int, B: int, T: int) -> tuple[Tensor, Tensor | None]:
+        """As in Fused, with the class token's MLP in full if the head reads that token."""
+        z, pending = super().block(z, pending, i, B, T)
+        last = i == len(self.layers) - 1  # in full anyway
+        if pending is not None and self.products is self.small and self.config.pool == "cls" and not last:
+            layer, own = self.layers[i], z.view(B, T, -1)[:, 0]
+            h = self.plain[i].hidden(self.read(own, None, layer.shift2, layer.norm2))
+            torch.mm(h, layer.fc2, out=pending.view(B, T, -1)[:, 0])
+        return z, pending
+
+    def pays(self, x: Tensor) -> bool:
         """Whether 8 bits are faster than bf16; always true without a CUDA device, where they are only tested."""
         if not x.is_cuda:
             return True
 
         def by(products: list[Products]) -> Tensor:
             self.products = products
-            return super(Fp8, self).run(x, grid)
+            return super(Fp8, self).run(x)
 
         c, ways = self.config, {"8 bits": partial(by, self.small), "bf16": partial(by, self.plain)}
         what = f"ViT {c.hidden_size}/{c.intermediate_size}, {c.num_hidden_layers} blocks, pixels {list(x.shape)}"
         # Without a graph, launching kernels is part of the time: 8-bit products take longer to launch.
-        time = milliseconds if self.replays(x, grid) else busy_milliseconds
-        return fastest(f"{what}, {self.dtype}", ways, partial(time, times=3)) != "bf16"
+        time = partial(milliseconds, times=1) if self.graphs else partial(busy_milliseconds, times=3)
+        return fastest(f"{what}, {self.dtype}", ways, time) != "bf16"
 
 
 def remark(x: Tensor) -> str:

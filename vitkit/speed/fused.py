@@ -10,8 +10,9 @@ What changes, and why the answers do not (beyond rounding):
   - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
   - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand. So do products
     of many rows with cuBLASLt's algorithms (cublas.py).
-  - Small batches on CUDA are one graph launch instead of a hundred kernel launches. Their longest product, the MLP's
-    second, may be split along its length into parts that run side by side; the LayerNorm that reads next adds them up.
+  - A batch on CUDA is one graph launch instead of a hundred kernel launches. The longest product of small batches, the
+    MLP's second, may be split along its length into parts that run side by side; the LayerNorm that reads next adds
+    them up.
 
 Legend: B images, T tokens, M = B T, D width, h heads, d = D / h.
 """
@@ -29,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitkit.cuda_capture import capture, warm_up
+from vitkit.cuda_capture import Replays
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import GELUS
 from vitkit.model.inputs import validate_and_pad
@@ -47,7 +48,6 @@ from vitkit.speed.kernels import (
 )
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
-SMALL = 4096        # tokens per batch up to which launching kernels takes longer than running them
 FEW = 1024          # tokens up to which a long matrix product leaves much of the device idle
 Attention = Callable[[Tensor, int, int, int], Tensor]       # qkv [M, 3 h d], heads, B, T -> [M, h d]
 Normed = tuple[Tensor, Tensor | None]                       # LN(z) as a product reads it, and the scales of its rows
@@ -119,7 +119,7 @@ class Fused:
     Args:
         model: any ViT; its device and image size are kept, other sizes resize its positions as it does.
         dtype: type of weights and activations (default: bf16 on CUDA, elsewhere the model's own).
-        graphs: whether small batches on CUDA are captured as graphs.
+        graphs: whether batches on CUDA are captured as graphs.
         share: whether weights that need no change stay the model's own, which saves their memory. Otherwise all are
             copied, and later changes of the model do not reach the engine.
         head: whether it returns logits; otherwise y of Eq. 4.
@@ -137,7 +137,7 @@ class Fused:
         self.dtype = dtype or (torch.bfloat16 if weight.is_cuda else weight.dtype)
         self.tables: dict[tuple[int, int], Tensor] = {}
         self.kernels: dict[tuple[int, ...], Attention] = {}
-        self.captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.replays = Replays(self.dtype)
         with torch.no_grad():
             self.E = self.cast(weight.flatten(1).mT)                                      # [C P P, D]
             self.layers: list[Layer] = []
@@ -178,29 +178,10 @@ class Fused:
         """Logits [B, K] in fp32 of pixels [B, C, H, W]."""
         # Under the caller's autocast the head would run in 16 bits.
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            x = validate_and_pad(x, self.config).to(self.device, self.dtype)
-            grid = x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size
+            x = validate_and_pad(x, self.config).to(self.device)
             if not len(x):
                 raise InputError("Expected at least one image; got a batch of 0.")
-            return self.replay(x, grid) if self.replays(x, grid) else self.run(x, grid)
-
-    def replays(self, x: Tensor, grid: tuple[int, int]) -> bool:
-        """Whether these pixels run as a CUDA graph."""
-        return self.graphs and len(x) * (self.config.num_prefix_tokens + grid[0] * grid[1]) <= SMALL
-
-    def replay(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Run a captured graph; a new shape is captured first."""
-        key = tuple(x.shape)
-        if key not in self.captured:
-            still = x.clone()
-            work = partial(self.run, still, grid)
-            warm_up(work)
-            graph, result = capture(work)
-            self.captured[key] = graph, still, result
-        graph, still, result = self.captured[key]
-        still.copy_(x)
-        graph.replay()
-        return result.clone()
+            return self.replays(self.run, x) if self.graphs else self.run(x.to(self.dtype))
 
     def table(self, grid: tuple[int, int]) -> Tensor:
         """What is added to the projected patches, [T, D]: positions and biases; the tokens before them whole."""
@@ -213,9 +194,9 @@ class Fused:
             self.tables[grid] = torch.cat([*prefix, patches]).to(self.dtype)
         return self.tables[grid]
 
-    def run(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def run(self, x: Tensor) -> Tensor:
         """All equations. What is still to be added to z is left to the LayerNorm that reads it next."""
-        B, table = len(x), self.table(grid)
+        B, table = len(x), self.table((x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size))
         flat = flat_patches(x, self.config.patch_size, self.config.num_prefix_tokens, x.dtype)
         z = flat @ self.E                                                                 # Eq. 1   [M, D]
         pending: Tensor | None = table

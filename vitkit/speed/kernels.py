@@ -95,7 +95,7 @@ def add_norm(
     """Return LN(a + b + shift), and optionally store the sum a + b.
 
     Args:
-        a: [M, D].
+        a: [M, D]; its rows may be apart from each other if nothing is stored in them.
         b: [R, D], row m of `a` gets b[m % R]; or [S M, D], whose S parts are all added; None adds nothing.
         shift: [D], added before the norm but not to the stored sum.
         weight: [D] of the LayerNorm.
@@ -128,6 +128,7 @@ def add_norm(
         R,
         eps,
         D=D,
+        APART=a.stride(0),
         PARTS=0 if b is None else len(b) // R,
         SUM=total is not None,
         TO_INT8=scale is not None,

@@ -26,9 +26,9 @@ def put(at, column, x, D: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, eps, D: tl.constexpr, PARTS: tl.constexpr,
-             SUM: tl.constexpr, TO_INT8: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PROGRAMS: tl.constexpr,
-             STAGES: tl.constexpr):
+def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, eps, D: tl.constexpr, APART: tl.constexpr,
+             PARTS: tl.constexpr, SUM: tl.constexpr, TO_INT8: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+             PROGRAMS: tl.constexpr, STAGES: tl.constexpr):
     """See kernels.add_norm; a program handles every PROGRAMS-th row and keeps the weights in registers. A row is two
     powers of two wide, because 768 = 512 + 256 leaves no thread idle and 1024 would leave a quarter."""
     MASKED: tl.constexpr = LEFT + RIGHT > D
@@ -38,7 +38,8 @@ def add_norm(a, b, shift, weight, bias, total, out, scales, rows, rows_b, eps, D
     bias_l, bias_r = part(bias, left, D, False), part(bias, right, D, MASKED)
     for row in tl.range(tl.program_id(0), rows, PROGRAMS, num_stages=STAGES):
         at = tl.full([], D, tl.int64) * row
-        x, y = part(a + at, left, D, False), part(a + at, right, D, MASKED)
+        source = a + tl.full([], APART, tl.int64) * row
+        x, y = part(source, left, D, False), part(source, right, D, MASKED)
         for i in tl.static_range(PARTS):
             there = tl.full([], D, tl.int64) * (i * rows_b + row % rows_b)
             x += part(b + there, left, D, False)

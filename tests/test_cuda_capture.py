@@ -1,0 +1,87 @@
+"""Graphs by shape: what a stand-in for CUDA graphs replays is what the work computes, for every input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitkit import cuda_capture
+from vitkit.cuda_capture import Replays
+
+
+class Graph:
+    """Replays work as a CUDA graph does: it reads the tensors that were captured and overwrites the captured result."""
+
+    def __init__(self, work) -> None:
+        self.work, self.result = work, work().clone()
+
+    def replay(self) -> None:
+        self.result.copy_(self.work())
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The memory pools that were captured into."""
+    pools = []
+
+    def capture(work, pool):
+        pools.append(pool)
+        graph = Graph(work)
+        return graph, graph.result
+
+    monkeypatch.setattr(cuda_capture, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    return pools
+
+
+class Doubled:
+    """Work that counts its calls and the types it is given."""
+
+    def __init__(self) -> None:
+        self.types: list[torch.dtype] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.types.append(x.dtype)
+        return 2 * x
+
+
+def test_a_shape_is_captured_when_it_comes_again_and_results_are_the_callers_own(captures) -> None:
+    run, work = Replays(torch.float64), Doubled()
+    inputs = [torch.full(shape, float(n)) for n, shape in enumerate([(2, 3), (4, 3), (2, 3), (2, 3), (4, 3), (2, 3)])]
+    results, counts = [], []
+    for x in inputs:
+        results.append(run(work, x))
+        counts.append(len(captures))
+    for x, result in zip(inputs, results, strict=True):  # also those that later replays could have overwritten
+        assert torch.equal(result, 2 * x.double())
+    assert counts == [0, 0, 1, 1, 2, 2]
+    assert captures == [(0, 1)] * 2  # graphs share their memory
+    assert set(work.types) == {torch.float64}
+
+
+def test_a_layout_does_not_stay_with_the_graph(captures) -> None:
+    run, work = Replays(torch.float32), lambda x: x.view(-1).cumsum(0)  # a view needs contiguous memory
+    x = torch.arange(6.0).view(2, 3)
+    run(work, x)
+    assert torch.equal(run(work, x.mT.contiguous().mT), x.view(-1).cumsum(0))
+
+
+def test_only_the_latest_shapes_are_kept(captures, monkeypatch) -> None:
+    monkeypatch.setattr(cuda_capture, "MOST", 2)
+    run, work = Replays(torch.float32), Doubled()
+    for n in (1, 2, 1, 3, 1, 2):  # 2 is forgotten when 3 comes, and 1 is not
+        run(work, torch.ones(n))
+    assert list(run.graphs) == [(1,), (2,)]
+    assert len(captures) == 1
+
+
+def test_without_memory_for_a_graph_the_work_is_done_without_one(captures, monkeypatch) -> None:
+    def fail(work, pool):
+        captures.append(pool)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(cuda_capture, "capture", fail)
+    run, work = Replays(torch.float32), Doubled()
+    for n in range(4):
+        assert torch.equal(run(work, torch.full((2,), float(n))), torch.full((2,), 2.0 * n))
+    assert len(captures) == 1  # it is not tried again
