@@ -38,6 +38,8 @@ def main() -> None:
     parser.add_argument(
         "--compiled", action=argparse.BooleanOptionalAction, help="torch.compile too (default: on CUDA)"
     )
+    parser.add_argument("--dropout", type=float, help="dropout rate in training (default: 0)")
+    parser.add_argument("--drop-path", type=float, help="rate of stochastic depth in training (default: 0)")
     parser.add_argument("--data", type=Path, help="a folder of photos (default: sample photos)")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender (default: 7)")
     parser.add_argument("--log", type=Path, help="an existing Markdown file to append the tables to")

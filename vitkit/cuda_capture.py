@@ -52,9 +52,9 @@ def capture(
 class Replays:
     """Work on CUDA as graphs, one per shape of its input.
 
-    The first input of a shape runs kernel by kernel, which chooses and loads the kernels. From the second on, a graph is
-    replayed: kernels follow each other without a gap, and Python is free for something else. Graphs share the memory of
-    what they compute on the way. If it does not suffice for a graph, that shape runs kernel by kernel.
+    The first input of a shape runs kernel by kernel, which chooses and loads the kernels. From the second on, a graph
+    is replayed: kernels follow each other without a gap, and Python is free for something else. Graphs share the memory
+    of what they compute on the way. If there is not enough of it for a graph, that shape runs kernel by kernel.
 
     Args:
         dtype: the type of its input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -43,7 +44,7 @@ TINY = ViTConfig(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.jobs.bench.options.variant", lambda name: TINY)
+    monkeypatch.setattr("vitkit.jobs.bench.options.variant", lambda name, **fields: dataclasses.replace(TINY, **fields))
 
 
 def needs(*names: str) -> None:
@@ -241,6 +242,52 @@ def test_a_step_trains() -> None:
         step()
     assert loss() < before
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("changes", [{}, {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.3}])
+def test_the_whole_step_is_the_step_of_the_others(changes: dict[str, float]) -> None:
+    """Ours on CUDA, with a stand-in for its graph: the same weights as by the step that peers do."""
+    config, x, y = dataclasses.replace(TINY, **changes), torch.randn(4, 3, 32, 32), torch.arange(4)
+    torch.manual_seed(0)
+    mine, theirs = ViT(config), ViT(config)
+    theirs.load_state_dict(mine.state_dict())
+    captured: list[Callable[[], Tensor]] = []
+
+    class Graph:
+        def replay(self) -> None:
+            captured[0]()
+
+    def capture(work: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        captured.append(work)
+        return Graph(), torch.zeros(4)
+
+    torch.manual_seed(1)
+    step = training.whole_step(mine, x, y, "fp32", capture=capture)
+    for _ in range(3):
+        step()
+    assert len(captured) == 1
+    torch.manual_seed(1)
+    step = training.step_of(theirs, training.adamw(theirs), x, y, torch.float32)
+    for _ in range(5):  # two of ours were done before the capture
+        step()
+    for (name, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+        if "qkv.bias" not in name:  # the true gradient of the keys' is 0, and Adam turns its rounding into steps
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_and_stochastic_depth_are_everyones() -> None:
+    needs("timm", "transformers", "torchvision", "vit-pytorch")
+    config = dataclasses.replace(TINY, hidden_dropout_prob=0.25)
+    for name, build in PEERS.items():
+        rates = [m.p for m in build(config).modules() if isinstance(m, nn.Dropout) and m.p]
+        assert rates, name
+        assert set(rates) == {0.25}, name
+    deep = dataclasses.replace(TINY, drop_path_rate=0.4)
+    assert [block.drop_path1.drop_prob for block in PEERS["timm"](deep).blocks[1:]] == pytest.approx([0.4])
+    (found,) = tables("training", batch_size=[1], drop_path=0.4, dropout=0.25)
+    assert found.title == "vit-ti/16, training, batch 1, cpu, float32, dropout 0.25, stochastic depth 0.4"
+    assert [row.name for row in found.rows] == ["train", "plain model", "timm", limit.LIMIT]
+    assert "transformers: transformers has no stochastic depth." in found.notes
 
 
 def test_half_precision_is_autocast() -> None:

@@ -66,6 +66,14 @@ def bench(
             "CUDA).",
         ),
     ] = None,
+    dropout: Annotated[
+        float | None,
+        typer.Option("--dropout", help="Dropout rate of the models, with --what training (default: 0)."),
+    ] = None,
+    drop_path: Annotated[
+        float | None,
+        typer.Option("--drop-path", help="Rate of stochastic depth, with --what training (default: 0)."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Folder of photos for --what data (default: a few sample photos)."),
@@ -94,6 +102,8 @@ def bench(
         peer=None if peer is None else [name for name in peer if name != "none"],
         merge=merge,
         compiled=compiled,
+        dropout=dropout,
+        drop_path=drop_path,
         data=data,
         rounds=rounds,
     )

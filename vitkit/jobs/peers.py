@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.checkpoints.verify import peer
-from vitkit.errors import MissingDependency
+from vitkit.errors import ConfigError, MissingDependency
 from vitkit.model.config import ViTConfig
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -69,8 +69,17 @@ def timm(c: ViTConfig) -> nn.Module:
         depth=c.num_hidden_layers,
         num_heads=c.num_attention_heads,
         mlp_ratio=c.intermediate_size / c.hidden_size,
+        pos_drop_rate=c.hidden_dropout_prob,
+        proj_drop_rate=c.hidden_dropout_prob,
+        drop_path_rate=c.drop_path_rate,
     )
     return model
+
+
+def no_stochastic_depth(c: ViTConfig, name: str) -> None:
+    """Refuse stochastic depth for a library that does not have it."""
+    if c.drop_path_rate:
+        raise ConfigError(f"{name} has no stochastic depth.")
 
 
 class Logits(nn.Module):
@@ -91,6 +100,7 @@ class Logits(nn.Module):
 
 def transformers(c: ViTConfig) -> nn.Module:
     """Build transformers' ViT with its fastest attention."""
+    no_stochastic_depth(c, "transformers")
     hub = library("transformers")
     config = hub.ViTConfig(
         hidden_size=c.hidden_size,
@@ -101,6 +111,7 @@ def transformers(c: ViTConfig) -> nn.Module:
         patch_size=c.patch_size,
         num_channels=c.num_channels,
         num_labels=c.num_classes,
+        hidden_dropout_prob=c.hidden_dropout_prob,
         attn_implementation="sdpa",
     )
     return Logits(hub.ViTForImageClassification(config))
@@ -108,6 +119,7 @@ def transformers(c: ViTConfig) -> nn.Module:
 
 def torchvision(c: ViTConfig) -> nn.Module:
     """Build torchvision's VisionTransformer."""
+    no_stochastic_depth(c, "torchvision")
     model: nn.Module = library("torchvision.models.vision_transformer").VisionTransformer(
         image_size=c.image_hw[0],
         patch_size=c.patch_size,
@@ -116,12 +128,14 @@ def torchvision(c: ViTConfig) -> nn.Module:
         hidden_dim=c.hidden_size,
         mlp_dim=c.intermediate_size,
         num_classes=c.num_classes,
+        dropout=c.hidden_dropout_prob,
     )
     return model
 
 
 def vit_pytorch(c: ViTConfig) -> nn.Module:
     """Build vit-pytorch's ViT."""
+    no_stochastic_depth(c, "vit-pytorch")
     model: nn.Module = library("vit_pytorch").ViT(
         image_size=c.image_hw,
         patch_size=c.patch_size,
@@ -132,6 +146,8 @@ def vit_pytorch(c: ViTConfig) -> nn.Module:
         mlp_dim=c.intermediate_size,
         channels=c.num_channels,
         dim_head=c.head_size,
+        dropout=c.hidden_dropout_prob,
+        emb_dropout=c.hidden_dropout_prob,
     )
     return model
 

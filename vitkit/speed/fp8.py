@@ -9,8 +9,8 @@ precede a product. U_msa stays in bf16: quantizing the attention's output would 
 
 Most of the error comes from the MLP's second layer, and a rounding done early is carried through every later block: in
 the first blocks that layer stays in bf16. So does the whole MLP of the class token where the head reads it: one row per
-image costs little, and its errors reach the head directly. [The log](../../docs/log.md) has what else was tried: scales that move the
-outliers of a LayerNorm into the weights, weights rounded so that their errors cancel, corrected biases.
+image costs little, and its errors reach the head directly. [The log](../../docs/log.md) has what else was tried: scales
+that move the outliers of a LayerNorm into the weights, weights rounded so that their errors cancel, corrected biases.
 
 Small batches and narrow models are faster in bf16. The engine times both for every new shape, runs the faster, and
 says so if that is bf16.

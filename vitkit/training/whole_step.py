@@ -69,14 +69,15 @@ class WholeStep:
         names = [field.name for field in fields(batch) if isinstance(getattr(batch, field.name), Tensor)]
         if self.batch is None:
             still = Batch(**{name: getattr(batch, name).clone() for name in names})
-            self.graph, self.total = self.capture(lambda: self._work(still))
+            self.graph, self.total = self.capture(lambda: self.work(still))
             self.batch = still
         for name in names:
             getattr(self.batch, name).copy_(getattr(batch, name))
         self.graph.replay()
         return self.total
 
-    def _work(self, batch: Batch) -> Tensor:
+    def work(self, batch: Batch) -> Tensor:
+        """Do one step kernel by kernel; return what a call returns."""
         # Stand-ins share the parameters' memory. The parameters' own gradient accumulators may belong to another
         # stream, if a loss that was computed from them is still alive.
         stands = {name: p.detach().requires_grad_(p.requires_grad) for name, p in self.model.named_parameters()}

@@ -46,7 +46,9 @@ MEASURES: dict[str, Measure] = {
         "a batch of images to logits; a batch of one is latency",
     ),
     "training": Measure(
-        training.measure, ("batch_size", "device", "dtype", "peer", "compiled"), "a training step with its optimizer"
+        training.measure,
+        ("batch_size", "device", "dtype", "peer", "compiled", "dropout", "drop_path"),
+        "a training step with its optimizer",
     ),
     "loading": Measure(loading.measure, ("peer",), "a checkpoint file to a model"),
     "data": Measure(data.measure, ("peer", "data"), "image files to normalized batches, on one core"),

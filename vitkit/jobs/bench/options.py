@@ -37,6 +37,8 @@ class Options:
         merge: tokens to merge per block; each number adds an int8 contender.
         compiled: whether torch.compile is measured too (default: on CUDA). On CUDA every peer then also runs at its
             best: compiled, with cuDNN attention and CUDA graphs.
+        dropout: dropout rate after dense layers and positions, in training.
+        drop_path: rate of stochastic depth in the last block, in training.
         data: a folder of photos.
         rounds: turns per contender.
         seconds: minimum duration of a turn.
@@ -51,6 +53,8 @@ class Options:
     peer: Sequence[str] | None = None
     merge: Sequence[int] | None = None
     compiled: bool | None = None
+    dropout: float | None = None
+    drop_path: float | None = None
     data: Path | None = None
     rounds: int = 7
     seconds: float = 0.5
@@ -82,11 +86,11 @@ class Options:
             )
         if self.data is not None and not self.data.is_dir():
             raise ConfigError(f"data must be a folder of photos; {str(self.data)!r} is not a folder.")
-        variant(self.model)
+        assert self.config  # refuses unknown variants and rates
 
     def given(self) -> list[str]:
         """The options that were set, out of those that do not apply to every measurement."""
-        names = ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled", "data")
+        names = ("batch_size", "device", "dtype", "engine", "peer", "merge", "compiled", "dropout", "drop_path", "data")
         return [name for name in names if getattr(self, name) is not None]
 
     @property
@@ -104,7 +108,7 @@ class Options:
     @property
     def config(self) -> ViTConfig:
         """The architecture."""
-        return variant(self.model)
+        return variant(self.model, hidden_dropout_prob=self.dropout or 0.0, drop_path_rate=self.drop_path or 0.0)
 
     @property
     def compiling(self) -> bool:
@@ -117,8 +121,10 @@ class Options:
         return list(PEERS if self.peer is None else self.peer)
 
     def words(self) -> str:
-        """Device and precision, for titles."""
-        return f"{self.torch_device.type}, {str(self.torch_dtype).removeprefix('torch.')}"
+        """Device, precision and what else differs from the usual, for titles."""
+        words = [self.torch_device.type, str(self.torch_dtype).removeprefix("torch.")]
+        words += [f"dropout {self.dropout}"] if self.dropout else []
+        return ", ".join(words + ([f"stochastic depth {self.drop_path}"] if self.drop_path else []))
 
     def batches(self, default: Sequence[int]) -> Iterator[int]:
         """Yield the batch sizes to measure. Resets the compiler before each: a second size would compile as dynamic."""

@@ -1,7 +1,7 @@
 """A training step: forward, cross entropy, backward, clipping to 1, fused AdamW; the same step for every contender.
 
-Ours are what `vitkit train` runs (speed/training.py) and the plain model. Weights are fp32; in bf16 the forward pass
-runs under autocast.
+Ours are what `vitkit train` runs, on CUDA as one graph (training/whole_step.py) of fused parts (speed/training.py), and
+the plain model. Weights are fp32; in bf16 the forward pass runs under autocast.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.cuda_capture import capture
+from vitkit.data.base import Pixels
+from vitkit.data.loader import Batch
 from vitkit.errors import ConfigError
 from vitkit.jobs.bench.limit import LIMIT, products
 from vitkit.jobs.bench.options import Options
@@ -21,7 +25,12 @@ from vitkit.jobs.bench.table import Benchmark
 from vitkit.jobs.bench.turns import Contenders, Run
 from vitkit.jobs.peers import PEERS, cudnn_attention
 from vitkit.model.vit import ViT
+from vitkit.runtime import Runtime
 from vitkit.speed.training import TrainingForward
+from vitkit.training.objectives import Classify
+from vitkit.training.optim import Update, optimizer_for
+from vitkit.training.recipe import Recipe
+from vitkit.training.whole_step import EAGER, Capture, WholeStep
 
 BATCH = {"cpu": 8, "cuda": 256}
 
@@ -69,6 +78,31 @@ def step_of(
     return step
 
 
+def whole_step(model: ViT, x: Tensor, y: Tensor, precision: str, fp8: bool = False, capture: Capture = capture) -> Run:
+    """Return a function that does one training step as `vitkit train` does it on one CUDA device.
+
+    Args:
+        model: on its device, in fp32.
+        x: pixels [B, C, H, W].
+        y: classes [B].
+        precision: of the matrix products, a key of PRECISIONS.
+        fp8: whether those of the blocks run in fp8.
+        capture: captures work on the device.
+    """
+    recipe = Recipe(source="the step of `step_of`", steps=1, batch_size=len(x), lr=1e-4, weight_decay=0.1, clip=1.0)
+    runtime, optimizer = Runtime(str(x.device), precision), optimizer_for(model, recipe, graph=True)
+    parameters = list(model.train().parameters())
+    update = Update(
+        optimizer, parameters, None, lambda: runtime.clip(optimizer, parameters, recipe.clip), runtime.scaler
+    )
+    objective = Classify(recipe, 0, Pixels(np.zeros((1, 1, 1, 3), np.uint8), [0], ["a"]))
+    step = WholeStep(TrainingForward(model, fp8=fp8), objective, update, len(x), runtime, capture)
+    batch = Batch(x, y, torch.arange(len(x), device=x.device), y, torch.ones(len(x), device=x.device))
+    for _ in range(EAGER):
+        step.work(batch)
+    return lambda: step(batch)
+
+
 def measure(options: Options) -> Iterator[Benchmark]:
     """Yield one table per batch size, in float32 or bfloat16."""
     if options.torch_dtype not in (torch.float32, torch.bfloat16):
@@ -92,10 +126,12 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
     def peer(name: str, compiled: bool = False, mode: str | None = None) -> Run:
         return step(PEERS[name](c), compiled, mode)
 
-    found.add("ours", "train", lambda: step(TrainingForward(ViT(c), graph=True)))  # CUDA graphs, as in one process
     if cuda and dtype == torch.bfloat16:
-        found.add("ours", "train --precision fp8", lambda: step(TrainingForward(ViT(c), graph=True, fp8=True)))
-    elif options.compiling and not cuda:  # on CUDA nothing is left to compile
+        found.add("ours", "train", lambda: whole_step(ViT(c).to(device), x, y, "bf16"))
+        found.add("ours", "train --precision fp8", lambda: whole_step(ViT(c).to(device), x, y, "bf16", fp8=True))
+    else:
+        found.add("ours", "train", lambda: step(TrainingForward(ViT(c))))
+    if options.compiling and not cuda:  # on CUDA nothing is left to compile
         found.add("ours", "train --compile", lambda: step(TrainingForward(ViT(c)), compiled=True))
     found.add("ours", "plain model", lambda: step(ViT(c)))
     for name in options.peers:
