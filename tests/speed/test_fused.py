@@ -16,7 +16,7 @@ import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
 from vitkit.speed import training
-from vitkit.speed.differentiable import MLP, Dropout, bound, kept, small_product
+from vitkit.speed.differentiable import MLP, Dropout, bound, kept, rest, small_product
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
@@ -133,6 +133,10 @@ def test_dropout_of_everything_and_of_nothing() -> None:
     x, key = torch.randn(3, 5), torch.tensor([1, 2], dtype=torch.int32)
     assert torch.equal(Dropout(key, 0.0)(x), x)
     assert torch.equal(Dropout(key, 1.0)(x), torch.zeros(3, 5))
+
+
+def test_the_rest_of_the_keys_is_the_smallest_step_that_covers_it() -> None:
+    assert [rest(T, 64) for T in (64, 128, 65, 80, 81, 96, 97, 127, 197, 256)] == [0, 0, 16, 16, 32, 32, 0, 0, 16, 0]
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:

@@ -176,7 +176,7 @@ def takes_attention_loop(T: int, size: int, dtype: torch.dtype) -> bool:
     return T <= 272 and size in (64, 80) and dtype in (torch.bfloat16, torch.float16)
 
 
-def attention_loop(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
+def attention_loop(qkv: Tensor, heads: int, B: int, T: int, lse: Tensor | None = None) -> Tensor:
     """Compute what `attention` computes, faster for many images: a program reads the keys and values of a head once.
 
     Tokens and head sizes are cut into powers of two: 197 tokens take 128 + 64 + 16 keys instead of 256, and a head of
@@ -187,9 +187,13 @@ def attention_loop(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
         heads: h.
         B: number of images.
         T: tokens per image.
+        lse: [B, h, T], fp32; filled with log sum_j exp(q_i k_j / sqrt(d)), which the backward pass needs.
     """
     width = qkv.shape[1] // 3
     if not by_triton(qkv):
+        if lse is not None:
+            q, k, _ = qkv.float().view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            lse.copy_((q @ k.mT * q.shape[-1] ** -0.5).logsumexp(-1))
         return attention(qkv, heads, B, T)
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -205,6 +209,7 @@ def attention_loop(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
     triton_kernels.attention_loop[(heads, B)](
         *boxes,
         out,
+        out if lse is None else lse,
         T,
         width,
         size**-0.5 * math.log2(math.e),
@@ -215,8 +220,10 @@ def attention_loop(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
         MAIN=main,
         REST=rest,
         LOOP=triton.cdiv(T, queries),
+        LSE=lse is not None,
         num_warps=4,
         num_stages=2,
+        maxnreg=None if lse is None else 168,  # registers, so that three programs still share a multiprocessor
     )
     return out
 

@@ -99,9 +99,9 @@ def masked(S, first, T, KEYS: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def attention_loop(q_at, q_rest_at, a_at, a_rest_at, b_at, b_rest_at, c_at, c_rest_at, out, T, width, scale,
-                   BQ: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MAIN: tl.constexpr,
-                   REST: tl.constexpr, LOOP: tl.constexpr):
+def attention_loop(q_at, q_rest_at, a_at, a_rest_at, b_at, b_rest_at, c_at, c_rest_at, out, lse, T, width,
+                   scale, BQ: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MAIN: tl.constexpr,
+                   REST: tl.constexpr, LOOP: tl.constexpr, LSE: tl.constexpr):
     """See kernels.attention_loop; a program handles a head of an image, BQ queries at a time, with all keys at once,
     which it loads once. The keys are in up to three parts, A + B + C >= T, and a head in two, MAIN + REST: each a power
     of two. Results are stored in halves, or their shared memory would leave no room for a third program on a
@@ -141,20 +141,20 @@ def attention_loop(q_at, q_rest_at, a_at, a_rest_at, b_at, b_rest_at, c_at, c_re
                 S_c = tl.dot(q_rest, kr_c.T, S_c)
             S_c = masked(S_c, A + B, T, C, True)
             top = tl.maximum(top, tl.max(S_c, axis=1))
-        top = (top * scale)[:, None]
-        P_a = tl.exp2(S_a * scale - top)
+        top *= scale
+        P_a = tl.exp2(S_a * scale - top[:, None])
         total = tl.sum(P_a, axis=1)
         o = tl.dot(P_a.to(v_a.dtype), v_a)
         if REST > 0:
             o_rest = tl.dot(P_a.to(v_a.dtype), vr_a)
         if B > 0:
-            P_b = tl.exp2(S_b * scale - top)
+            P_b = tl.exp2(S_b * scale - top[:, None])
             total += tl.sum(P_b, axis=1)
             o = tl.dot(P_b.to(v_b.dtype), v_b, o)
             if REST > 0:
                 o_rest = tl.dot(P_b.to(v_b.dtype), vr_b, o_rest)
         if C > 0:
-            P_c = tl.exp2(S_c * scale - top)
+            P_c = tl.exp2(S_c * scale - top[:, None])
             total += tl.sum(P_c, axis=1)
             o = tl.dot(P_c.to(v_c.dtype), v_c, o)
             if REST > 0:
@@ -168,6 +168,9 @@ def attention_loop(q_at, q_rest_at, a_at, a_rest_at, b_at, b_rest_at, c_at, c_re
         if REST > 0:
             tl.store(at + MAIN + tl.arange(0, REST)[None, :], (o_rest / total[:, None]).to(out.dtype.element_ty),
                      mask=inside)
+        if LSE:
+            at = lse + (image * tl.num_programs(0) + head) * T + query
+            tl.store(at, (top + tl.log2(total)) * 0.6931471806, mask=query < T)
 
 
 @triton.jit

@@ -260,10 +260,30 @@ def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: t
 
 
 @triton.jit
+def of_keys(start, qkv, dqkv, q, gradient, delta, total, dq, T, width, scale, e, STEP: tl.constexpr):
+    """One step of attention_backward: store the gradients of STEP keys and their values; return dq with their share."""
+    key = start + tl.arange(0, STEP)
+    at_k = key[:, None] * (3 * width) + width + e[None, :]
+    k = tl.load(qkv + at_k, mask=(key < T)[:, None], other=0.0)
+    v = tl.load(qkv + at_k + width, mask=(key < T)[:, None], other=0.0)
+    A = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * 1.4426950409) - total[:, None])
+    A = tl.where((key < T)[None, :], A, 0.0)
+    dA = tl.dot(gradient, tl.trans(v))
+    dS = (A * (dA - delta[:, None])).to(q.dtype)
+    dv = tl.dot(tl.trans(gradient), A.to(q.dtype))
+    dq = tl.dot(dS, k, dq)
+    dk = tl.dot(tl.trans(q), dS) * scale
+    turned = key[None, :] * (3 * width) + width + e[:, None]
+    tl.store(dqkv + turned, dk.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
+    tl.store(dqkv + turned + width, dv.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
+    return dq
+
+
+@triton.jit
 def attention_backward(qkv, sa, dsa, lse, dqkv, sums, T, width, scale, ROWS: tl.constexpr, STEP: tl.constexpr,
-                       SIZE: tl.constexpr, STAGES: tl.constexpr):
+                       REST: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr):
     """See differentiable.Attend; a program handles one head of one image, with all T <= ROWS queries at once and STEP
-    keys at a time, and writes the sums over its tokens."""
+    keys at a time, after the last REST, and writes the sums over its tokens."""
     head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     e, row = tl.arange(0, SIZE), tl.arange(0, ROWS)
     qkv += image * T * 3 * width + head * SIZE
@@ -280,21 +300,11 @@ def attention_backward(qkv, sa, dsa, lse, dqkv, sums, T, width, scale, ROWS: tl.
     total = tl.load(lse, mask=row < T, other=float("inf")) * 1.4426950409
     q = tl.load(qkv + row[:, None] * (3 * width) + e[None, :], mask=inside, other=0.0)
     dq = tl.zeros((ROWS, SIZE), tl.float32)
-    for start in tl.range(0, T, STEP, num_stages=STAGES):
-        key = start + tl.arange(0, STEP)
-        at_k = key[:, None] * (3 * width) + width + e[None, :]
-        k = tl.load(qkv + at_k, mask=(key < T)[:, None], other=0.0)
-        v = tl.load(qkv + at_k + width, mask=(key < T)[:, None], other=0.0)
-        A = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * 1.4426950409) - total[:, None])
-        A = tl.where((key < T)[None, :], A, 0.0)
-        dA = tl.dot(gradient, tl.trans(v))
-        dS = (A * (dA - delta[:, None])).to(q.dtype)
-        dv = tl.dot(tl.trans(gradient), A.to(q.dtype))
-        dq = tl.dot(dS, k, dq)
-        dk = tl.dot(tl.trans(q), dS) * scale
-        turned = key[None, :] * (3 * width) + width + e[:, None]
-        tl.store(dqkv + turned, dk.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
-        tl.store(dqkv + turned + width, dv.to(dqkv.dtype.element_ty), mask=(key < T)[None, :])
+    whole = T - T % STEP if REST > 0 else T
+    if REST > 0:                                    # first: these keys are loaded together with the queries
+        dq = of_keys(whole, qkv, dqkv, q, gradient, delta, total, dq, T, width, scale, e, REST)
+    for start in tl.range(0, whole, STEP, num_stages=STAGES):
+        dq = of_keys(start, qkv, dqkv, q, gradient, delta, total, dq, T, width, scale, e, STEP)
     dq *= scale
     row = tl.program_id(2) + tl.arange(0, ROWS)     # computed again: in the loop, registers are scarce
     tl.store(dqkv + row[:, None] * (3 * width) + e[None, :], dq.to(dqkv.dtype.element_ty), mask=(row < T)[:, None])
