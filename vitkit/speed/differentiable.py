@@ -596,8 +596,8 @@ class MLP(torch.autograd.Function):
             launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
             triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, launch["STEP"]))](
                 h, g, inner if inner is not None else g, scales if scales is not None else g,
-                *dropout_arguments(drop, g), M, N, TANH=tanh, DROP=drop is not None, FP8_TOO=inner is not None,
-                **launch)
+                *dropout_arguments(drop, g), M, N, TANH=tanh, APPROXIMATE=g.is_cuda, DROP=drop is not None,
+                FP8_TOO=inner is not None, **launch)
         else:
             g = F.gelu(h, approximate="tanh" if tanh else "none")
             g = g if drop is None else drop(g).to(g.dtype)
@@ -631,7 +631,8 @@ class MLP(torch.autograd.Function):
             sums = torch.empty(chunks := triton.cdiv(M, launch["ROWS"]), N, device=u.device)
             triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
                 h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums,
-                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, DROP=drop is not None, FP8_TOO=ctx.fp8, **launch)
+                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, APPROXIMATE=h.is_cuda, DROP=drop is not None,
+                FP8_TOO=ctx.fp8, **launch)
             of_bias = sums.sum(0)
         else:
             dh = dh if drop is None else drop(dh).to(dh.dtype)
