@@ -35,8 +35,9 @@ PREDICTED = 80  # photos of the prediction in a fresh process
 PREDICT = """
 import sys, time
 start = time.perf_counter()
-from vitkit.devices import start_device
+from vitkit.devices import import_torch, start_device
 start_device("auto")  # as the command does
+import_torch()
 import vitkit
 vitkit.load, vitkit.predict
 imported = time.perf_counter()

@@ -302,6 +302,7 @@ BLOCKS = {
     "model/parts/blocks.py": {"PostNorm.attend", "PostNorm.feed_forward", "Parallel.forward"},
     "paper.py": {"TransformerEncoderBlock.forward"},
     "huggingface.py": {"ViTLayer.forward", "ViTLayer.feed_forward_chunk"},
+    "speed/fp8.py": {"Fp8.block"},
     "speed/fused.py": {"Fused.block"},
     "speed/training.py": {"fused_blocks"},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +33,32 @@ print(len(began), threading.main_thread() in began)
 def test_the_first_gpu_starts_beside_the_import_of_torch(names: list[str], count: int) -> None:
     ran = subprocess.run([sys.executable, "-c", CODE, *names], capture_output=True, text=True, check=True)
     assert ran.stdout == f"{count} False\n"
+
+
+def test_several_processes_do_not_start_the_first_gpu() -> None:
+    env = os.environ | {"RANK": "1"}
+    ran = subprocess.run([sys.executable, "-c", CODE, "auto"], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout == "0 False\n"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_torch_is_imported_without_collecting_garbage(collecting: bool) -> None:
+    code = f"""
+import gc, sys
+from vitkit import devices
+gc.enable() if {collecting} else gc.disable()
+before = gc.get_stats()[0]["collections"]
+devices.import_torch()
+assert "torch" in sys.modules
+print(gc.isenabled(), gc.get_stats()[0]["collections"] - before, gc.get_freeze_count() > 100_000)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    enabled, collections, frozen = ran.stdout.split()
+    assert (enabled, frozen) == (str(collecting), "True")
+    assert int(collections) <= 1  # one may come when the collector is on again
+    count = gc.get_freeze_count()
+    devices.import_torch()  # it is there already
+    assert gc.get_freeze_count() == count
 
 
 def test_nothing_starts_once_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,3 +77,34 @@ def test_choices_of_two_processes_are_both_kept(folder) -> None:
     )
     choose("another product")
     assert len(json.loads(path.read_text(encoding="utf-8"))) == 3
+
+
+def test_a_run_keeps_its_choices_where_the_cache_is_gone(folder, tmp_path, monkeypatch) -> None:
+    run, before = tmp_path / "run" / choices.NAME, choices.run_number()
+    choose("a product")  # by an earlier process
+    assert not choices.pinning()
+    with choices.pinned(run):
+        assert choices.pinning()
+        assert choose("a product") == ("quick", [])
+        assert choose("another") == ("quick", list(TIMES))
+        assert choices.run_number() != before
+    assert sorted(json.loads(run.read_text(encoding="utf-8")).values()) == ["quick", "quick"]
+    (folder / choices.NAME).unlink()
+    choices._known.cache_clear()
+    monkeypatch.setitem(TIMES, "slow", 0.5)  # now the fastest
+    with choices.pinned(run):
+        assert choose("a product") == choose("another") == ("quick", [])
+    assert choose("a product") == ("slow", list(TIMES))  # and elsewhere it is
+    with choices.pinned(run):
+        assert choose("a product") == ("quick", [])  # whatever another program has chosen since
+
+
+def test_runs_do_not_exchange_their_choices(folder, tmp_path, monkeypatch) -> None:
+    with choices.pinned(tmp_path / "a.json"):
+        choose("a product")
+        monkeypatch.setitem(TIMES, "slow", 0.5)
+        with choices.pinned(tmp_path / "b.json"):
+            assert choose("b product")[0] == "slow"
+        assert choose("a product") == ("quick", [])
+    assert len(json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))) == 1
+    assert not choices.pinning()

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.speed import cublas
+from vitkit.speed import choices, cublas
 
 M, K, N = 5, 8, 6
 
@@ -80,10 +80,16 @@ class Library:
         A, B, C, D = (self.matrix(at, of) for at, of in ((a, of_a), (b, of_b), (c, of_c), (d, of_d)))
         result = alpha._obj.value * ((A.T if how.get(3) else A) @ B).astype(np.float32)
         result += beta._obj.value * C if beta._obj.value else 0  # C is not read then, and may be anything
-        if how[7] != 1:
+        if how[7] in (4, 36, 164):
             result += self.array(how[8], len(result))[:, None]
-        if how[7] == 36:
+        aux = self.array(how[11], how[12] * D.shape[1]).reshape(-1, how[12]).T if how[7] in (164, 192) else None
+        if how[7] == 164:
+            aux[:] = result
+        if how[7] in (36, 164):
             result = F.gelu(torch.from_numpy(result), approximate="tanh").numpy()
+        if how[7] == 192:
+            h = torch.from_numpy(aux.astype(np.float32))
+            result = torch.ops.aten.gelu_backward(torch.from_numpy(result), h, approximate="tanh").numpy()
         which = algorithm._obj[0]
         D[:] = result + (1 if which == self.wrong else 0)
         assert size.value == which
@@ -150,6 +156,45 @@ def test_gelu_is_part_of_the_product(library, monkeypatch) -> None:
     x, W, bias = numbers(M, K), numbers(N, K).mT, numbers(N)
     want = F.gelu(x.float() @ W.float() + bias.float(), approximate="tanh")
     torch.testing.assert_close(cublas.linear(x, W, bias, gelu=True).float(), want, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("name", ["torch", "1", "2", "3", "4"])
+def test_products_of_training_are_what_they_say(library, monkeypatch, name, rows) -> None:
+    offered = choose(monkeypatch, name)
+    x, bias, h = numbers(M, K), numbers(N), numbers(M, N)
+    W = numbers(K, N) if rows else numbers(N, K).mT
+    exact = x.float() @ W.float()
+    close = {"rtol": 0.01, "atol": 0.02}
+    torch.testing.assert_close(cublas.product(x, W).float(), exact, **close)
+
+    def otherwise():
+        y = exact + bias.float()
+        return F.gelu(y, approximate="tanh").half(), y.half()
+
+    for found, want in zip(cublas.linear_gelu(x, W, bias, otherwise), otherwise(), strict=True):
+        torch.testing.assert_close(found, want, **close)
+
+    def derived():
+        y = torch.ops.aten.gelu_backward(exact, h.float(), approximate="tanh")
+        return y.half(), y.sum(0)
+
+    found = cublas.product_dgelu(x, W, h, derived)
+    for mine, want in zip(found, derived(), strict=True):
+        torch.testing.assert_close(mine, want, **close)
+    assert found[1].dtype == torch.float32
+    assert offered == [["torch", "1", "2", "3", "4"]] * 3
+
+
+def test_another_run_chooses_again(library, monkeypatch, tmp_path) -> None:
+    offered = choose(monkeypatch, "1")
+    x, W = numbers(M, K), numbers(N, K).mT
+    cublas.product(x, W)
+    with choices.pinned(tmp_path / "a.json"):
+        cublas.product(x, W)
+        cublas.product(x, W)
+    cublas.product(x, W)
+    assert len(offered) == 3
 
 
 def test_an_algorithm_with_another_result_is_not_offered(library, monkeypatch) -> None:

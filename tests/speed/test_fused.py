@@ -7,6 +7,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from torch import nn
 import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
-from vitkit.speed import training
-from vitkit.speed.differentiable import MLP, Dropout, bound, kept, rest, small_product
+from vitkit.speed import choices, cublas, training
+from vitkit.speed.differentiable import MLP, bound, rest, small_product
+from vitkit.speed.dropping import Dropout, kept
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
@@ -133,6 +135,50 @@ def test_dropout_of_everything_and_of_nothing() -> None:
     x, key = torch.randn(3, 5), torch.tensor([1, 2], dtype=torch.int32)
     assert torch.equal(Dropout(key, 0.0)(x), x)
     assert torch.equal(Dropout(key, 1.0)(x), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("changes", [{}, {"layer_scale": 0.5}, {"hidden_dropout_prob": 0.3}])
+def test_in_a_run_that_keeps_its_choices_products_are_chosen_ones(changes, monkeypatch, tmp_path) -> None:
+    """Stand-ins for cublas.py that compute what it documents, and not by what else it is given."""
+    asked = []
+
+    def product(x, W):
+        asked.append("product")
+        return x @ W
+
+    def linear(x, W, bias):
+        asked.append("linear")
+        return x @ W + bias
+
+    def linear_gelu(x, W, bias, otherwise):
+        asked.append("linear_gelu")
+        h = x @ W + bias
+        return nn.functional.gelu(h, approximate="tanh"), h
+
+    def product_dgelu(x, W, h, otherwise):
+        asked.append("product_dgelu")
+        dh = torch.ops.aten.gelu_backward(x @ W, h, approximate="tanh")
+        return dh, dh.sum(0)
+
+    for stand_in in (product, linear, linear_gelu, product_dgelu):
+        monkeypatch.setattr(cublas, stand_in.__name__, stand_in)
+    model = tiny(num_hidden_layers=3, hidden_act="gelu_tanh", **changes).train()
+    found, calls = [], []
+    for context in (nullcontext(), choices.pinned(tmp_path / "kernels.json")):
+        asked.clear()
+        model.zero_grad()
+        torch.manual_seed(3)
+        with context:
+            logits = fused_forward(model, pixels(5, 3, 32, 32))
+            (logits.square().mean() + logits[0].sum()).backward()
+        found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
+        calls.append({name: asked.count(name) for name in asked})
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        assert relative(mine, theirs) < 1e-4
+    assert calls[0] == {}
+    # Three MLPs; qkv of three blocks, of which the last has q apart; six layers without a bias, and their inputs'.
+    fused = {"linear_gelu": 3, "product_dgelu": 3, "linear": 4, "product": 6 + 7 + 3}
+    assert calls[1] == ({"linear": 7, "product": 6 + 7 + 6} if "hidden_dropout_prob" in changes else fused)
 
 
 def test_the_rest_of_the_keys_is_the_smallest_step_that_covers_it() -> None:

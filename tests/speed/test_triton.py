@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitkit.speed import differentiable, kernels
+from vitkit.speed import differentiable, dropping, kernels
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -82,9 +82,9 @@ def norm_of_a_sum() -> list[Tensor]:
     return gradients(outputs, [z, branch, bias, weight, shift])
 
 
-def depth(images: int, rate: float) -> differentiable.Depth:
+def depth(images: int, rate: float) -> dropping.Depth:
     order = torch.randperm(images)
-    return differentiable.Depth(order, order.argsort().int(), torch.rand(()), rate)
+    return dropping.Depth(order, order.argsort().int(), torch.rand(()), rate)
 
 
 def norm_with_stochastic_depth() -> list[Tensor]:
@@ -122,13 +122,13 @@ def key() -> Tensor:
 def dropout() -> list[Tensor]:
     (x,) = leaves((50, 70))
     rates = (0.0, 0.1, 0.5, 0.9)
-    outputs = tuple(differentiable.Drop.apply(x, differentiable.Dropout(key(), rate)) for rate in rates)
+    outputs = tuple(differentiable.Drop.apply(x, dropping.Dropout(key(), rate)) for rate in rates)
     return gradients(outputs, [x])
 
 
 def norm_with_dropout() -> list[Tensor]:
     z, branch, short, bias, weight, shift = leaves((15, 24), (15, 24), (9, 24), (24,), (24,), (24,))
-    drop = differentiable.Dropout(key(), 0.3)
+    drop = dropping.Dropout(key(), 0.3)
     outputs = differentiable.AddNorm.apply(z, short, bias, depth(5, 0.5), weight, shift, 1e-6, drop)
     outputs += differentiable.AddNorm.apply(z, branch, bias, None, weight, shift, 1e-6, drop)
     return gradients(outputs, [z, branch, short, bias, weight, shift])
@@ -152,7 +152,7 @@ def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
     def run() -> list[Tensor]:
         u, weight1, bias1, weight2 = leaves((300, 24), (40, 24), (40,), (24, 40))
         small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
-        drop = differentiable.Dropout(key(), rate) if rate else None
+        drop = dropping.Dropout(key(), rate) if rate else None
         outputs = (differentiable.MLP.apply(u, weight1, bias1, weight2, tanh, drop, None, *small),)
         return gradients(outputs, [u, weight1, bias1, weight2])
 

@@ -51,6 +51,7 @@ from vitkit.cli import (
     walk,
 )
 from vitkit.cli.text import one_line, only_printable, prepare
+from vitkit.devices import import_torch, start_device
 from vitkit.errors import BadImage, VitkitError
 
 COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {  # heading in `vitkit --help` -> its commands
@@ -112,6 +113,10 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command; what it prints cannot contain codes that a terminal obeys."""
+        device = ctx.params.get("device")
+        if device and not ctx.params.get("on"):  # another machine computes with --on
+            start_device(device)
+            import_torch()
         try:
             with only_printable():
                 return super().invoke(ctx)

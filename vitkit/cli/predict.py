@@ -68,9 +68,6 @@ def predict(
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
     if out is not None and (as_json or as_csv or Path(out).suffix.lower() != ".csv"):
         raise ConfigError(f"Expected --out FILE.csv without --json and --csv; got {out}.")
-    from vitkit.devices import start_device
-
-    start_device(device)
     from vitkit.cli import options as common
     from vitkit.data.table import cells
     from vitkit.evaluation.predict import Images, predictions, runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from vitkit.model.resnet_config import ResNetConfig, resnet_name
 from vitkit.model.vit import ViT
 from vitkit.process_group import launch
 from vitkit.runtime import Runtime
+from vitkit.speed import choices
 from vitkit.speed.training import TrainingForward, refuse_fp8
 from vitkit.training import config_file
 from vitkit.training.build import new_head, new_model, pretrained
@@ -286,9 +287,12 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":
         torch.set_num_threads(1)  # leave the cores to the decoding workers
+    # Several processes would have to agree on their choices; they run torch's products.
+    alone = runtime.ranks == 1 and runtime.device.type == "cuda"
     try:
-        at = loop.resume()
-        outcome = loop()
+        with choices.pinned(run.path / choices.NAME) if alone else nullcontext():
+            at = loop.resume()
+            outcome = loop()
     finally:
         torch.set_num_threads(threads)
     merge(ready.model)

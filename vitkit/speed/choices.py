@@ -3,6 +3,9 @@
 A choice is made once and kept on disk in `kernels.json`, in vitkit's cache folder, so that the next process does not
 time again. Its key names everything that the answer depends on: the device, the versions of torch, Triton and vitkit,
 what is computed and the shapes. A file that cannot be read or written costs time and nothing else.
+
+Another choice rounds differently, so a training run keeps its own (`pinned`): it is resumed with the choices that it
+began with, even where that cache is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,6 +29,42 @@ from vitkit.places import cache_folder
 NAME = "kernels.json"
 TURNS = 3  # each way is timed so often, in turns, because a device's speed changes; its best time counts
 Ways = Mapping[str, Callable[[], object]]  # {name: CUDA work}
+
+
+class _Run:
+    """The training run whose choices are pinned: its file and what that holds. There is one at a time, whatever thread
+    asks, because backward passes run in threads of torch's own."""
+
+    path: Path | None = None
+    known: dict[str, str] = {}
+    number = 0  # changes with every run that begins or ends
+
+
+@contextmanager
+def pinned(path: Path) -> Iterator[None]:
+    """A context in which the choices of a file apply, and new ones are added to it.
+
+    Args:
+        path: a JSON file of a training run; it need not exist.
+    """
+    before = _Run.path, _Run.known
+    _Run.path, _Run.known = path, _read(path)
+    _Run.number += 1
+    try:
+        yield
+    finally:
+        _Run.path, _Run.known = before
+        _Run.number += 1
+
+
+def pinning() -> bool:
+    """Return whether a training run keeps what is chosen now."""
+    return _Run.path is not None
+
+
+def run_number() -> int:
+    """Return a number that changes when a pinned run begins or ends, and with it what `fastest` may answer."""
+    return _Run.number
 
 
 def milliseconds(work: Callable[[], object], times: int = 10) -> float:
@@ -78,8 +118,20 @@ def fastest(what: str, ways: Ways, time: Callable[[Callable[[], object]], float]
         time: returns how long a way takes, in any unit.
     """
     key = f"{_where()}; {what}; of {', '.join(ways)}"
-    if (known := _known().get(key)) in ways:
-        return known
+    best = next((name for known in (_Run.known, _known()) if (name := known.get(key)) in ways), None)
+    if best is None:
+        took = _timed(ways, time)
+        if not took:
+            return None
+        best = min(took, key=lambda name: took[name])
+        _remember(key, best)
+    if _Run.path is not None and _Run.known.get(key) != best:
+        _Run.known[key] = best
+        _write(_Run.path, _Run.known)
+    return best
+
+
+def _timed(ways: Ways, time: Callable[[Callable[[], object]], float]) -> dict[str, float]:
     took: dict[str, float] = {}
     for turn in range(TURNS):
         for name, work in ways.items():
@@ -87,10 +139,7 @@ def fastest(what: str, ways: Ways, time: Callable[[Callable[[], object]], float]
                 continue
             with contextlib.suppress(Exception):  # kernels and their compilers raise every kind of error
                 took[name] = min(time(work), took.get(name, math.inf))
-    if not took:
-        return None
-    _remember(key, best := min(took, key=lambda name: took[name]))
-    return best
+    return took
 
 
 @functools.cache
@@ -119,10 +168,16 @@ def _read(path: Path) -> dict[str, str]:
 
 def _remember(key: str, name: str) -> None:
     _known()[key] = name
-    folder = cache_folder()
+    path = cache_folder() / NAME
+    _write(path, _read(path) | {key: name})  # another process may have added its own
+
+
+def _write(path: Path, found: dict[str, str]) -> None:
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        together = _read(folder / NAME) | {key: name}  # another process may have added its own
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".vitkit-", delete=False) as file:
-            json.dump(together, file, indent=1)
-        os.replace(file.name, folder / NAME)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = {"dir": path.parent, "prefix": ".vitkit-", "delete": False}
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", **place) as file:  # type: ignore[call-overload]
+            json.dump(found, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, path)

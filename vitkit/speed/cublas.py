@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from vitkit.speed import choices
 from vitkit.speed.choices import busy_milliseconds, fastest
 
 MANY = 4096  # rows from which a product takes much longer than launching it
@@ -28,8 +29,11 @@ ALIGNED = 256  # bytes; cuBLASLt assumes that matrices start at a multiple of it
 WORKSPACE = 32 << 20  # bytes that an algorithm may use, as in torch
 TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType_t
 FP32, COMPUTE_FP32 = 0, 68  # cudaDataType_t, cublasComputeType_t
-TRANSPOSE_A, EPILOGUE, BIAS_POINTER, BIAS_TYPE = 3, 7, 8, 26  # cublasLtMatmulDescAttributes_t
-PLAIN, BIAS, GELU_BIAS = 1, 4, 36  # cublasLtEpilogue_t
+# cublasLtMatmulDescAttributes_t
+TRANSPOSE_A, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING, BIAS_TYPE = 3, 7, 8, 11, 12, 26
+PLAIN, BIAS, GELU_BIAS, GELU_AUX_BIAS, DGELU = 1, 4, 36, 164, 192  # cublasLtEpilogue_t
+Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
+Pair = Callable[[], tuple[Tensor, Tensor]]
 SAME = 0.01  # how far the results of two algorithms may be apart: they round in different orders
 MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
 
@@ -51,21 +55,28 @@ def linear(x: Tensor, W: Tensor, bias: Tensor, gelu: bool = False) -> Tensor:
 
     Args:
         x: [M, K].
-        W: [K, N], columns contiguous.
+        W: [K, N], rows or columns contiguous.
         bias: [N].
         gelu: whether the result goes through a GELU.
     """
     by_torch = partial(torch._addmm_activation, bias, x, W, use_gelu=True) if gelu else partial(torch.addmm, bias, x, W)
     if not takes(x, W):
         return by_torch()
-    plan = _plan(x.device, x.dtype, len(x), *W.shape, GELU_BIAS if gelu else BIAS)
+    plan = _plan_for(x, W, GELU_BIAS if gelu else BIAS)
+    return plan.fastest(by_torch, lambda i: plan.run(i, x, W, x.new_empty(len(x), W.shape[1]), bias))
 
-    def by_suggestion(i: int) -> Tensor:
-        return plan.run(i, x, W, x.new_empty(len(x), W.shape[1]), bias)
 
-    if plan.choice is None:
-        plan.choose(by_torch, by_suggestion)
-    return by_suggestion(plan.choice) if plan.choice else by_torch()
+def product(x: Tensor, W: Tensor) -> Tensor:
+    """Return x W.
+
+    Args:
+        x: [M, K].
+        W: [K, N], rows or columns contiguous.
+    """
+    if not takes(x, W):
+        return x @ W
+    plan = _plan_for(x, W, PLAIN)
+    return plan.fastest(lambda: x @ W, lambda i: plan.run(i, x, W, x.new_empty(len(x), W.shape[1])))
 
 
 def add_product(z: Tensor, x: Tensor, W: Tensor) -> Tensor:
@@ -74,15 +85,55 @@ def add_product(z: Tensor, x: Tensor, W: Tensor) -> Tensor:
     Args:
         z: [M, N].
         x: [M, K].
-        W: [K, N], columns contiguous.
+        W: [K, N], rows or columns contiguous.
     """
     if not takes(x, W):
         return z.addmm_(x, W)
-    plan = _plan(x.device, x.dtype, len(x), *W.shape, PLAIN)
+    plan = _plan_for(x, W, PLAIN, adds=True)
     if plan.choice is None:
         other = torch.zeros_like(z)
         plan.choose(lambda: other.addmm_(x, W), lambda i: plan.run(i, x, W, other), other.zero_)
     return plan.run(plan.choice, x, W, z) if plan.choice else z.addmm_(x, W)
+
+
+def linear_gelu(x: Tensor, W: Tensor, bias: Tensor, otherwise: Pair) -> tuple[Tensor, Tensor]:
+    """Return GELU(x W + bias), in its tanh form, and x W + bias.
+
+    Args:
+        x: [M, K].
+        W: [K, N], rows or columns contiguous.
+        bias: [N].
+        otherwise: computes the same in another way, which runs where it is faster.
+    """
+    if not takes(x, W):
+        return otherwise()
+    plan = _plan_for(x, W, GELU_AUX_BIAS)
+
+    def by_suggestion(i: int) -> tuple[Tensor, Tensor]:
+        h = x.new_empty(len(x), W.shape[1])
+        return plan.run(i, x, W, torch.empty_like(h), bias, h), h
+
+    return plan.fastest(otherwise, by_suggestion)
+
+
+def product_dgelu(x: Tensor, W: Tensor, h: Tensor, otherwise: Pair) -> tuple[Tensor, Tensor]:
+    """Return x W times the derivative of GELU at h, in its tanh form, and the sums of that over the rows in fp32.
+
+    Args:
+        x: [M, K].
+        W: [K, N], rows or columns contiguous.
+        h: [M, N].
+        otherwise: computes the same in another way, which runs where it is faster.
+    """
+    if not takes(x, W):
+        return otherwise()
+    plan = _plan_for(x, W, DGELU)
+
+    def by_suggestion(i: int) -> tuple[Tensor, Tensor]:
+        out = plan.run(i, x, W, torch.empty_like(h), aux=h)
+        return out, out.sum(0, dtype=torch.float32)
+
+    return plan.fastest(otherwise, by_suggestion)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -93,7 +144,8 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def takes(x: Tensor, W: Tensor) -> bool:
     """Return whether algorithms are chosen for this product."""
-    many = x.is_cuda and len(x) >= MANY and x.dtype in TYPES and x.is_contiguous() and W.stride() == (1, len(W))
+    ordered = x.is_contiguous() and W.stride() in ((1, len(W)), (W.shape[1], 1))
+    many = x.is_cuda and len(x) >= MANY and x.dtype in TYPES and x.dtype == W.dtype and ordered
     return many and not any(n % 8 for n in W.shape) and not (x.data_ptr() | W.data_ptr()) % ALIGNED and available()
 
 
@@ -117,23 +169,32 @@ class Plan:
         M: rows of x.
         K: columns of x.
         N: columns of W.
-        epilogue: PLAIN, which adds the product to the result; BIAS or GELU_BIAS, which replace the result.
+        rows: whether the rows of W are contiguous, and not its columns.
+        epilogue: what follows the product, a cublasLtEpilogue_t.
+        adds: whether the product is added to the result, and does not replace it.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, M: int, K: int, N: int, epilogue: int) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, M: int, K: int, N: int, rows: bool, epilogue: int, adds: bool
+    ) -> None:
         version = _library().cublasLtGetVersion()
-        self.what = f"product {M} x {K} x {N}, epilogue {epilogue}, {dtype}, cuBLASLt {version}"
-        self.choice: int | None = None  # 0 for torch, n for the n-th suggestion
+        words = "rows of W, " * rows + "added, " * adds + f"epilogue {epilogue}"
+        self.what = f"product {M} x {K} x {N}, {words}, {dtype}, cuBLASLt {version}"
+        self._choice, self._chosen_in = 0, -1
         self.epilogue, self.handle, self.description = epilogue, _handle(device), c_void_p()
         self.lock = threading.Lock()  # a description names the bias, and threads share it
-        self.one, self.keep = c_float(1), c_float(1 if epilogue == PLAIN else 0)
+        self.one, self.keep = c_float(1), c_float(adds)
         _call("MatmulDescCreate", byref(self.description), c_int(COMPUTE_FP32), c_int(FP32))
         self.describe(EPILOGUE, c_uint32(epilogue))
-        if epilogue != PLAIN:
+        if epilogue in (BIAS, GELU_BIAS, GELU_AUX_BIAS):
             self.describe(BIAS_TYPE, c_int32(TYPES[dtype]))
+        if epilogue in (GELU_AUX_BIAS, DGELU):
+            self.describe(AUX_LEADING, c_int64(N))
+            self.describe(AUX_POINTER, c_void_p(ALIGNED))  # says how the matrix will be aligned
         self.x, self.out = (_layout(dtype, *shape) for shape in ((K, M), (N, M)))
         suggestions: list[Suggestion] = []
-        for transposed in (False, True):  # suggestions for the other order of W run here too, and may be the fastest
+        # Suggestions for the other order of W run here too, and may be the fastest. The right order is the last.
+        for transposed in (rows, not rows):
             self.W = _layout(dtype, K, N) if transposed else _layout(dtype, N, K)
             self.describe(TRANSPOSE_A, c_int32(transposed))
             suggestions += self.ask()
@@ -165,8 +226,24 @@ class Plan:
         size = c_size_t(ctypes.sizeof(value))
         _call("MatmulDescSetAttribute", self.description, c_int(attribute), byref(value), size)
 
+    @property
+    def choice(self) -> int | None:
+        """0 for torch, n for the n-th suggestion; None if nothing has been chosen yet, or for another run."""
+        return self._choice if self._chosen_in == choices.run_number() else None
+
+    def fastest(self, by_torch: Callable[[], Result], run: Callable[[int], Result]) -> Result:
+        """Return what the fastest way computes; the first call chooses it.
+
+        Args:
+            by_torch: computes the product in torch.
+            run: computes it with a suggestion.
+        """
+        if self.choice is None:
+            self.choose(by_torch, run)
+        return run(self.choice) if self.choice else by_torch()
+
     def choose(
-        self, by_torch: Callable[[], Tensor], run: Callable[[int], Tensor], reset: Callable[[], object] | None = None
+        self, by_torch: Callable[[], Result], run: Callable[[int], Result], reset: Callable[[], object] | None = None
     ) -> None:
         """Time torch and the suggestions that compute the same; the fastest becomes the choice.
 
@@ -176,17 +253,28 @@ class Plan:
             reset: called before each comparison, if the product adds to something.
         """
         ways: dict[str, Callable[[], object]] = {"torch": by_torch}
-        want = by_torch().clone()
+        want = _matrix(by_torch()).clone()
         for i in range(1, len(self.suggestions) + 1):
             if reset is not None:
                 reset()
-            if same(run(i), want):
+            if same(_matrix(run(i)), want):
                 ways[str(i)] = partial(run, i)
         name = fastest(self.what, ways, busy_milliseconds) or "torch"
-        self.choice = 0 if name == "torch" else int(name)
+        self._choice, self._chosen_in = 0 if name == "torch" else int(name), choices.run_number()
 
-    def run(self, i: int, x: Tensor, W: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute with the i-th suggestion, counted from 1."""
+    def run(
+        self, i: int, x: Tensor, W: Tensor, out: Tensor, bias: Tensor | None = None, aux: Tensor | None = None
+    ) -> Tensor:
+        """Compute with the i-th suggestion, counted from 1.
+
+        Args:
+            i: which suggestion.
+            x: [M, K].
+            W: [K, N].
+            out: [M, N]; replaced, or added to.
+            bias: [N], where the epilogue adds it.
+            aux: [M, N], what the GELU reads: written by GELU_AUX_BIAS, read by DGELU.
+        """
         one = self.suggestions[i - 1]
         space = torch.empty(max(one.workspace, 1), dtype=torch.uint8, device=x.device)
         stream = torch.cuda.current_stream(x.device).cuda_stream
@@ -194,15 +282,26 @@ class Plan:
         with self.lock:
             if bias is not None:
                 self.describe(BIAS_POINTER, c_void_p(bias.data_ptr()))
+            if aux is not None:
+                self.describe(AUX_POINTER, c_void_p(aux.data_ptr()))
             _call("Matmul", self.handle, self.description, byref(self.one), at_W, self.W, at_x, self.x,
                   byref(self.keep), at_out, self.out, at_out, self.out, byref(one.algorithm), at_space,
                   c_size_t(one.workspace), c_void_p(stream))  # fmt: skip
         return out
 
 
+def _matrix(found: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the first of several results."""
+    return found if isinstance(found, Tensor) else found[0]
+
+
+def _plan_for(x: Tensor, W: Tensor, epilogue: int, adds: bool = False) -> Plan:
+    return _plan(x.device, x.dtype, len(x), *W.shape, W.stride(1) == 1, epilogue, adds)
+
+
 @functools.cache
-def _plan(device: torch.device, dtype: torch.dtype, M: int, K: int, N: int, epilogue: int) -> Plan:
-    return Plan(device, dtype, M, K, N, epilogue)
+def _plan(*what: Any) -> Plan:
+    return Plan(*what)
 
 
 @functools.cache

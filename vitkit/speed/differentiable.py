@@ -5,7 +5,7 @@ for the gradient of each bias. Here
   - a LayerNorm also adds the bias and the residual before it, and computes their gradients (`AddNorm`);
   - GELU's backward also sums the gradient of the bias before it (`MLP`);
   - dropout is a factor inside these kernels: a hash of a key and the element's number says what is kept, so no mask is
-    stored, and the backward pass computes it again (`kept`);
+    stored, and the backward pass computes it again (dropping.py: `kept`);
   - stochastic depth leaves out the images that it drops: a LayerNorm writes the rows of the others side by side, and
     the one after the branch adds the results to where they belong (`Depth`);
   - attention's backward pass writes the gradients of q, k and v side by side, and sums those of their bias (`Attend`);
@@ -13,25 +13,30 @@ for the gradient of each bias. Here
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
-Matrix products are the library's. The forward products of qkv and the MLP, and those for the gradients of the MLP's
-and U_msa's inputs, can run in fp8, with one scale per row. A LayerNorm finds the scale as it writes the row, and so
-does its backward pass. The GELU uses a bound that follows from the row before the product and from the weights:
-searching such a long row for its largest value would cost what fp8 saves, and e4m3 has enough range to absorb a loose
-bound.
+Matrix products are the library's. In a run that keeps its choices (choices.py: `pinned`), products of many rows have
+the algorithm of cuBLASLt that is the fastest here, and the MLP's GELU and its derivative may be part of their products
+(cublas.py). These, and the kernels, compute GELU by a tanh that is as far from the exact one as bf16 rounds.
+
+The forward products of qkv and the MLP, and those for the gradients of the MLP's and U_msa's inputs, can run in fp8,
+with one scale per row. A LayerNorm finds the scale as it writes the row, and so does its backward pass. The GELU uses a
+bound that follows from the row before the product and from the weights: searching such a long row for its largest value
+would cost what fp8 saves, and e4m3 has enough range to absorb a loose bound.
 
 Legend: B images, T tokens, M = B T rows, D width.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.model.parts.layers import chance_of_another, surely_dropped
+from vitkit.speed import cublas
+from vitkit.speed.choices import pinning
+from vitkit.speed.dropping import Depth, Dropout, depth_arguments, dropout_arguments, rows_of, tokens_of
 from vitkit.speed.kernels import FP8, FP8_MAX, attention_loop, by_triton, multiply, processors, rows_to_fp8, to_fp8
 
 Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
@@ -41,7 +46,7 @@ LAUNCH: dict[str, dict[str, int]] = {
     "norm_forward": {"num_warps": 1},
     "norm_backward": {"num_warps": 1, "STAGES": 1, "per": 8},
     "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
-    "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 1},
+    "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 3},
     "columns_to_fp8": {"num_warps": 4, "STEP": 128, "BLOCK": 16},
     "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 3},
     "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
@@ -60,112 +65,6 @@ class Rounded:
         return rows_to_fp8(dy) if small is None else small
 
 
-class Dropout(NamedTuple):
-    """Dropout at one place of a model, in one forward pass.
-
-    Args:
-        key: [2], random 32-bit integers.
-        rate: share of the elements that become 0.
-    """
-
-    key: Tensor
-    rate: float
-
-    @property
-    def scale(self) -> float:
-        """What an element that is kept is multiplied by."""
-        return 1 / (1 - self.rate) if self.rate < 1 else 0.0
-
-    def launch(self) -> tuple[Tensor, int, float]:
-        """Return the arguments of the kernels: key, limit, scale. A signed hash below the limit is dropped."""
-        return self.key, min(round(self.rate * 2**32) - 2**31, 2**31 - 1), self.scale
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x, [M, N], after dropout, in plain torch."""
-        return x * kept(self.key, len(x), x.shape[1], self.rate) * self.scale
-
-
-def kept(key: Tensor, M: int, N: int, rate: float) -> Tensor:
-    """Return which elements of a matrix dropout keeps, [M, N]: those whose hash is large enough.
-
-    The numbers of the elements, far apart by a multiplication, pass the two rounds of Wellons' lowbias32, each with a
-    part of the key.
-
-    Args:
-        key: [2], random 32-bit integers.
-        M: rows.
-        N: columns.
-        rate: share of the elements that is dropped.
-    """
-    low = 2**32 - 1
-    first, second = (word & low for word in key.long().unbind())
-    x = torch.arange(M * N, device=key.device) * 0x9E3779B9 + first & low
-    x = ((x ^ (x >> 16)) * 0x7FEB352D & low) ^ second
-    x = (x ^ (x >> 15)) * 0x846CA68B & low
-    return ((x ^ 2**31) >= min(round(rate * 2**32), low)).view(M, N)        # the order of signed numbers
-
-
-class Depth(NamedTuple):
-    """Stochastic depth of one branch, in one forward pass: the branch is computed for the other images only.
-
-    Args:
-        order: [B], images by rising random number; the first ones are left out.
-        rank: [B], int32, the place of each image in that order.
-        coin: [], a random number that says whether one more image counts as left out, though it is computed.
-        rate: the probability with which an image is dropped.
-    """
-
-    order: Tensor
-    rank: Tensor
-    coin: Tensor
-    rate: float
-
-    @property
-    def out(self) -> int:
-        """How many images are left out."""
-        return surely_dropped(len(self.order), self.rate)
-
-    @property
-    def scale(self) -> float:
-        """What a branch that is added is multiplied by."""
-        return 1 / max(1 - self.rate, 1e-6)
-
-    @property
-    def images(self) -> Tensor:
-        """The images that are computed, in the order of the branch's rows."""
-        return self.order[self.out :]
-
-    def launch(self) -> tuple[Tensor, int, Tensor, float, float]:
-        """Return the arguments of the kernels: rank, out, coin, the chance that it means one more, scale."""
-        return self.rank, self.out, self.coin, chance_of_another(len(self.order), self.rate), self.scale
-
-    def taken(self, x: Tensor) -> Tensor:
-        """Return the rows of the images that are computed: [B T, D] -> [C T, D]."""
-        return x.view(len(self.order), -1, x.shape[1])[self.images].view(-1, x.shape[1])
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Return these rows at their images' places, and zeros elsewhere: [C T, D] -> [B T, D]."""
-        place = self.rank.long() - self.out
-        whole = x.view(len(self.images), -1, x.shape[1])[place.clamp(min=0)] * (place >= 0)[:, None, None]
-        return whole.view(-1, x.shape[1])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return what is added of a branch, [C T, D], in plain torch."""
-        factor = x.new_full((len(self.images),), self.scale)
-        factor[0] *= self.coin >= chance_of_another(len(self.order), self.rate)
-        return (x.view(len(factor), -1) * factor[:, None]).view(x.shape)
-
-
-def depth_arguments(depth: Depth | None, x: Tensor) -> tuple[Tensor, int, Tensor, float, float]:
-    """Return the kernels' arguments for stochastic depth, or such as a kernel without it ignores."""
-    return (x, 0, x, 0.0, 1.0) if depth is None else depth.launch()
-
-
-def dropout_arguments(drop: Dropout | None, x: Tensor) -> tuple[Tensor, int, float]:
-    """Return the kernels' arguments for a dropout, or such as a kernel without one ignores."""
-    return (x, 0, 1.0) if drop is None else drop.launch()
-
-
 def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None:
     """Return dy^T x in fp32: [M, N], [M, K] -> [N, K]; None if not wanted (a frozen weight)."""
     if not wanted:
@@ -176,7 +75,15 @@ def weight_gradient(dy: Tensor, x: Tensor, wanted: bool = True) -> Tensor | None
 
 def product(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + bias: [M, K], [N, K] in x's type, [N] or None -> [M, N]."""
-    return x @ W.mT if bias is None else torch.addmm(bias.to(x.dtype), x, W.mT)
+    if bias is None:
+        return cublas.product(x, W.mT) if pinning() else x @ W.mT
+    bias = bias.to(x.dtype)
+    return cublas.linear(x, W.mT, bias) if pinning() else torch.addmm(bias, x, W.mT)
+
+
+def input_gradient(dy: Tensor, W: Tensor) -> Tensor:
+    """Return dy W, the gradient of x in `product`: [M, N], [N, K] -> [M, K]."""
+    return cublas.product(dy, W) if pinning() else dy @ W
 
 
 def small_product(x: Small, W: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
@@ -389,16 +296,6 @@ class AddNorm(torch.autograd.Function):
         return dz, dbranch, of_bias, None, of_weight, of_shift, None, None, None, None, None
 
 
-def rows_of(M: int, depth: Depth | None) -> int:
-    """Return how many of M rows belong to images that a branch computes."""
-    return M if depth is None else M // len(depth.order) * len(depth.images)
-
-
-def tokens_of(M: int, *depths: Depth | None) -> int:
-    """Return the rows per image if stochastic depth needs them, else 1."""
-    return next((M // len(depth.order) for depth in depths if depth is not None), 1)
-
-
 class Parts(torch.autograd.Function):
     """Eq. 5: u -> q, k, v (or k, v), as views [M, h d] of one product."""
 
@@ -445,7 +342,7 @@ class Parts(torch.autograd.Function):
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
         of_weight = weight_gradient(dy, u, ctx.needs_input_grad[1])
-        return dy @ W, of_weight, of_bias if ctx.biased else None, None, None, None
+        return input_gradient(dy, W), of_weight, of_bias if ctx.biased else None, None, None, None
 
 
 class Attend(torch.autograd.Function):
@@ -507,7 +404,7 @@ class Attend(torch.autograd.Function):
             dqkv = torch.cat(parts, dim=1).to(u.dtype)
             of_bias = torch.cat([parts[0].sum(0), torch.zeros_like(parts[1][0]), dsa.float().sum(0)])
         of_weight = weight_gradient(dqkv, u, ctx.needs_input_grad[1])
-        return dqkv @ W, of_weight, of_bias if ctx.biased else None, None, None, None, None
+        return input_gradient(dqkv, W), of_weight, of_bias if ctx.biased else None, None, None, None, None
 
 
 def rest(T: int, step: int) -> int:
@@ -546,7 +443,7 @@ class Product(torch.autograd.Function):
         W = weight.to(x.dtype)
         ctx.save_for_backward(x, W)
         ctx.rounded = rounded
-        return x @ W.mT
+        return product(x, W)
 
     @staticmethod
     @once_differentiable
@@ -554,7 +451,7 @@ class Product(torch.autograd.Function):
         """Return the gradients of x and the weight."""
         x, W = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        dx = dy @ W if ctx.rounded is None else small_product(ctx.rounded.take(dy), W, turned=True)
+        dx = input_gradient(dy, W) if ctx.rounded is None else small_product(ctx.rounded.take(dy), W, turned=True)
         return dx, weight_gradient(dy, x, ctx.needs_input_grad[1]), None
 
 
@@ -579,30 +476,21 @@ class MLP(torch.autograd.Function):
             small: u in fp8, to run the products in fp8; None for u's own type.
             scale: [M], scales of `small`.
         """
-        W1, W2, lengths = weight1.to(u.dtype), weight2.to(u.dtype), torch.empty(len(weight1), device=u.device)
+        W1, W2 = weight1.to(u.dtype), weight2.to(u.dtype)
+        inner = scales = None
         if small is None or scale is None:
-            h, scales = product(u, W1, bias1), None
+
+            def apart() -> tuple[Tensor, Tensor]:
+                h = product(u, W1, bias1)
+                return gelu(h, tanh, drop)[0], h
+
+            fused = drop is None and pinning()
+            g, h = cublas.linear_gelu(u, W1.mT, bias1.to(u.dtype), apart) if fused else apart()
         else:
+            lengths = torch.empty(len(weight1), device=u.device)
             h, scales = small_product((small, scale), W1, bias1, lengths), bound(scale, lengths, bias1)
             scales = scales if drop is None else scales * max(drop.scale, 1.0)
-        M, N = h.shape
-        inner = torch.empty_like(h, dtype=FP8) if scales is not None else None
-        if by_triton(u):
-            import triton
-
-            from vitkit.speed import triton_training
-
-            g, launch = torch.empty_like(h), dict(LAUNCH["gelu_forward"])
-            launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
-            triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, launch["STEP"]))](
-                h, g, inner if inner is not None else g, scales if scales is not None else g,
-                *dropout_arguments(drop, g), M, N, TANH=tanh, APPROXIMATE=g.is_cuda, DROP=drop is not None,
-                FP8_TOO=inner is not None, **launch)
-        else:
-            g = F.gelu(h, approximate="tanh" if tanh else "none")
-            g = g if drop is None else drop(g).to(g.dtype)
-            if inner is not None and scales is not None:
-                inner.copy_(to_fp8(g, scales[:, None]))
+            g, inner = gelu(h, tanh, drop, scales)
         ctx.save_for_backward(u, h, g, W1, W2)
         ctx.tanh, ctx.drop, ctx.fp8, ctx.rounded = tanh, drop, scales is not None, rounded or Rounded()
         return product(g, W2) if inner is None or scales is None else small_product((inner, scales), W2)
@@ -613,33 +501,85 @@ class MLP(torch.autograd.Function):
         """Return the gradients of u, both weights and the first bias."""
         (u, h, g, W1, W2), drop = ctx.saved_tensors, ctx.drop
         dy = dy.to(u.dtype).contiguous()
-        M, N = h.shape
+        inner = scales = None
         if ctx.fp8:
-            small, lengths = ctx.rounded.take(dy), torch.empty(N, device=u.device)
+            small, lengths = ctx.rounded.take(dy), torch.empty(h.shape[1], device=u.device)
             dh, scales = small_product(small, W2, None, lengths, turned=True), bound(small[1], lengths)
             scales = scales if drop is None else scales * max(drop.scale, 1.0)
+            dh, of_bias, inner = gelu_gradient(dh, h, ctx.tanh, drop, scales)
         else:
-            dh, scales = dy @ W2, None
-        inner = torch.empty_like(dh, dtype=FP8) if ctx.fp8 else None
-        if by_triton(u):
-            import triton
 
-            from vitkit.speed import triton_training
+            def apart() -> tuple[Tensor, Tensor]:
+                return gelu_gradient(input_gradient(dy, W2), h, ctx.tanh, drop)[:2]
 
-            launch = dict(LAUNCH["gelu_backward"])
-            launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
-            sums = torch.empty(chunks := triton.cdiv(M, launch["ROWS"]), N, device=u.device)
-            triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
-                h, dh, inner if inner is not None else dh, scales if scales is not None else sums, sums,
-                *dropout_arguments(drop, sums), M, N, TANH=ctx.tanh, APPROXIMATE=h.is_cuda, DROP=drop is not None,
-                FP8_TOO=ctx.fp8, **launch)
-            of_bias = sums.sum(0)
+            fused = drop is None and pinning()
+            dh, of_bias = cublas.product_dgelu(dy, W2, h, apart) if fused else apart()
+        if inner is None or scales is None:
+            du = input_gradient(dh, W1)
         else:
-            dh = dh if drop is None else drop(dh).to(dh.dtype)
-            dh = torch.ops.aten.gelu_backward(dh, h, approximate="tanh" if ctx.tanh else "none")
-            of_bias = dh.float().sum(0)
-            if inner is not None and scales is not None:
-                inner.copy_(to_fp8(dh, scales[:, None]))
-        du = dh @ W1 if inner is None or scales is None else small_product((inner, scales), W1, turned=True)
+            du = small_product((inner, scales), W1, turned=True)
         return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
                 weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None, None)
+
+
+def gelu(h: Tensor, tanh: bool, drop: Dropout | None, scales: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return GELU(h) after dropout, and that in fp8 if there are scales.
+
+    Args:
+        h: [M, N].
+        tanh: whether GELU is the tanh approximation.
+        drop: dropout of the result; None for none.
+        scales: [M], of the rows in fp8; None for no fp8.
+    """
+    M, N = h.shape
+    inner = torch.empty_like(h, dtype=FP8) if scales is not None else None
+    if by_triton(h):
+        import triton
+
+        from vitkit.speed import triton_training
+
+        g, launch = torch.empty_like(h), dict(LAUNCH["gelu_forward"])
+        launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
+        triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, launch["STEP"]))](
+            h, g, inner if inner is not None else g, scales if scales is not None else g,
+            *dropout_arguments(drop, g), M, N, TANH=tanh, APPROXIMATE=g.is_cuda, DROP=drop is not None,
+            FP8_TOO=inner is not None, **launch)
+        return g, inner
+    g = F.gelu(h, approximate="tanh" if tanh else "none")
+    g = g if drop is None else drop(g).to(g.dtype)
+    if inner is not None and scales is not None:
+        inner.copy_(to_fp8(g, scales[:, None]))
+    return g, inner
+
+
+def gelu_gradient(dg: Tensor, h: Tensor, tanh: bool, drop: Dropout | None,
+                  scales: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradient of h in `gelu`, its sums over the rows in fp32, and it in fp8 if there are scales.
+
+    Args:
+        dg: [M, N], the gradient of the result; may be overwritten.
+        h: [M, N].
+        tanh: see `gelu`.
+        drop: see `gelu`.
+        scales: [M], of the gradient's rows in fp8; None for no fp8.
+    """
+    M, N = h.shape
+    inner = torch.empty_like(dg, dtype=FP8) if scales is not None else None
+    if by_triton(h):
+        import triton
+
+        from vitkit.speed import triton_training
+
+        launch = dict(LAUNCH["gelu_backward"])
+        launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
+        sums = torch.empty(chunks := triton.cdiv(M, launch["ROWS"]), N, device=h.device)
+        triton_training.gelu_backward[(triton.cdiv(N, block), chunks)](
+            h, dg, inner if inner is not None else dg, scales if scales is not None else sums, sums,
+            *dropout_arguments(drop, sums), M, N, TANH=tanh, APPROXIMATE=h.is_cuda, DROP=drop is not None,
+            FP8_TOO=inner is not None, **launch)
+        return dg, sums.sum(0), inner
+    dg = dg if drop is None else drop(dg).to(dg.dtype)
+    dh = torch.ops.aten.gelu_backward(dg, h, approximate="tanh" if tanh else "none")
+    if inner is not None and scales is not None:
+        inner.copy_(to_fp8(dh, scales[:, None]))
+    return dh, dh.float().sum(0), inner

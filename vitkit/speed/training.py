@@ -28,7 +28,8 @@ from vitkit.model.parts.layers import Residual
 from vitkit.model.vit import MSA, ViT
 from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
-from vitkit.speed.differentiable import Depth, Dropout, Rounded
+from vitkit.speed.differentiable import Rounded
+from vitkit.speed.dropping import Depth, Dropout
 from vitkit.speed.kernels import flat_patches
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}

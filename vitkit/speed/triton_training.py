@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def kept(at, key, limit):
-    """See differentiable.kept; `at` are the numbers of the elements, of which the lower 32 bits count."""
+    """See dropping.kept; `at` are the numbers of the elements, of which the lower 32 bits count."""
     x = at.to(tl.uint32) * 0x9E3779B9 + tl.load(key).to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = x ^ tl.load(key + 1).to(tl.uint32, bitcast=True)
@@ -31,7 +31,7 @@ def drop(x_at, out, key, limit, scale, size, BLOCK: tl.constexpr):
 @triton.jit
 def place(row, rank, out, tokens, exists):
     """Return the row of a branch that belongs to a row of the tokens, which is negative where stochastic depth leaves
-    out the image; see differentiable.Depth."""
+    out the image; see dropping.Depth."""
     return (tl.load(rank + row // tokens, mask=exists, other=0) - out).to(tl.int64) * tokens + row % tokens
 
 

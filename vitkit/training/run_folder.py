@@ -7,6 +7,7 @@
     last.safetensors    the latest weights
     ema.safetensors     the running average of the weights, if there is one
     lora.safetensors    adapters of the best weights, to be merged into the backbone they name; only with --lora
+    kernels.json        on CUDA, the algorithms that were chosen by timing, so that a resumed run rounds alike
     state/              the last two training states, needed to resume; each has checksums and a copy of run.json
     tb/                 TensorBoard events
     .lock               locked while a process writes to the folder
