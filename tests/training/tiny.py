@@ -52,6 +52,26 @@ def tiny(**changes: Any) -> Recipe:
     return replace(TINY, **changes)
 
 
+def apart(a: Path, b: Path, which: str = "last") -> float:
+    """The largest difference of two runs' weights, but for the key bias.
+
+    The true gradient of the key bias is zero, because softmax ignores what is added to all keys; Adam amplifies the
+    rounding of its gradient to whole steps.
+    """
+    from vitkit.checkpoints import containers
+
+    one, two = (containers.read(folder / f"{which}.safetensors")[0] for folder in (a, b))
+    assert one.keys() == two.keys()
+    found = 0.0
+    for name, value in one.items():
+        off = (value - two[name]).abs()
+        if name.endswith("qkv.bias"):
+            width = len(off) // 3
+            off[width : 2 * width] = 0
+        found = max(found, float(off.max()))
+    return found
+
+
 def run(out: Path, recipe: Recipe = TINY, **how: Any) -> Any:
     """Train on the digits; returns (run folder, outcome)."""
     from vitkit.jobs.train import train
