@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,17 @@ OTHERS: list[str] = []  # tests that have run in this process and may have left 
 
 class Command(Protocol):
     def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(autouse=True)
+def hangups_count() -> Iterator[None]:
+    """Let SIGHUP mean what it means in a terminal, also if the tests run under nohup, whose children ignore it."""
+    if not hasattr(signal, "SIGHUP"):  # on Windows
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
