@@ -25,6 +25,7 @@ from vitkit.errors import ConfigError, DataError, OutputError
 from vitkit.jobs.dry_run import dry_run
 from vitkit.jobs.splits import train_and_val
 from vitkit.jobs.train import prepare
+from vitkit.speed import choices
 from vitkit.training.run_folder import RunFolder
 
 
@@ -269,6 +270,24 @@ def test_fine_tuning_replaces_the_head_by_zeros_and_keeps_what_fits(tmp_path: Pa
     before = (tmp_path / "w.safetensors").read_bytes()
     run(tmp_path / "third", tiny(steps=2, warmup=0), weights=tmp_path / "w.safetensors")
     assert (tmp_path / "w.safetensors").read_bytes() == before
+
+
+def test_a_resumed_run_keeps_the_algorithms_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took, found = {"a": 1.0, "b": 2.0}, []
+
+    def watch(event: dict) -> None:
+        if event["event"] == "step":
+            ways = {name: lambda name=name: name for name in took}
+            found.append(choices.fastest("a product", ways, lambda work: took[work()]))
+
+    run(tmp_path / "r", tiny(steps=4, warmup=0), watch=lambda event: (watch(event), stop_at(2)(event)))
+    assert not choices.pinning()
+    took["b"] = 0.5
+    monkeypatch.setattr(choices, "_known", dict)  # the cache is gone
+    run(tmp_path / "r", tiny(steps=4, warmup=0), watch=watch, resume=True)
+    run(tmp_path / "other", tiny(steps=1, warmup=0), watch=watch)
+    assert set(found[:-1]) == {"a"}
+    assert found[-1] == "b"
 
 
 def test_a_run_cut_before_its_first_save_starts_from_the_same_weights(tmp_path: Path) -> None:

@@ -287,10 +287,9 @@ def train_into(ready: Prepared, run: RunFolder, watch: Watch | None = None) -> O
     threads = torch.get_num_threads()
     if runtime.device.type == "cuda":
         torch.set_num_threads(1)  # leave the cores to the decoding workers
-    # Several processes would have to agree on their choices; they run torch's products.
-    alone = runtime.ranks == 1 and runtime.device.type == "cuda"
     try:
-        with choices.pinned(run.path / choices.NAME) if alone else nullcontext():
+        # Several processes would have to agree on their choices; they run torch's products.
+        with choices.pinned(run.path / choices.NAME) if runtime.ranks == 1 else nullcontext():
             at = loop.resume()
             outcome = loop()
     finally:
