@@ -9,12 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Control characters, which a terminal obeys, and marks that reverse the order of what follows.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -105,6 +103,8 @@ def console(*, stderr: bool = False) -> Console:
     Args:
         stderr: write to stderr instead of stdout (default: stdout).
     """
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     behind = getattr(stream, "behind", stream)  # a console writes the terminal's own codes
     return Console(file=behind, highlight=False, width=None if behind.isatty() else 200)
@@ -118,6 +118,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         rows: one sequence of values per row.
         title: line above the table (default: none).
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     heading = Text(printable(title)) if title is not None else None
     table = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
