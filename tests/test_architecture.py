@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "places": set(),
     "optional": {"errors"},
     "cpu_features": set(),
+    "cpu_products": {"cpu_features"},
     "cuda_capture": set(),
     "devices": {"errors"},
     "model": {"errors"},
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interfaces": {"errors", "model", "paper", "huggingface", "checkpoints"},
     "data": {"errors", "model.config", "cuda_capture", "places"},
     "explanations": {"errors", "model", "huggingface"},
-    "speed": {"errors", "optional", "cpu_features", "cuda_capture", "model", "places"},
+    "speed": {"errors", "optional", "cpu_features", "cpu_products", "cuda_capture", "model", "places"},
     "explore": {"errors", "optional", "model"},
     "server": {
         "errors",
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training.lock",
     },
     "process_group": {"errors"},
-    "runtime": {"errors", "cpu_features", "devices", "process_group"},
+    "runtime": {"errors", "cpu_features", "cpu_products", "devices", "process_group"},
     "evaluation": {"errors", "model", "data", "runtime", "explanations.draw", "speed.frozen"},
     "features": {"errors", "model", "data", "evaluation.labels", "runtime", "speed.frozen"},
     "training": {"errors", "model", "data", "checkpoints", "evaluation", "runtime", "cuda_capture"},
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": {
         "errors",
         "cpu_features",
+        "cpu_products",
         "cuda_capture",
         "places",
         "model",

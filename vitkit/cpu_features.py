@@ -1,10 +1,11 @@
-"""CPU instructions that this machine advertises but cannot run; checked once, before computing in 8 or 16 bits."""
+"""The CPU: its vendor, and instructions that it advertises but cannot run; checked before computing in 8 or 16 bits."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,21 @@ def check_instructions() -> None:
 
 def has_amx() -> bool:
     """Whether the CPU advertises AMX (on Linux; False elsewhere)."""
+    return "amx_tile" in _cpuinfo()
+
+
+def vendor() -> str:
+    """Return the name that an x86 CPU gives its vendor, such as GenuineIntel or AuthenticAMD; empty if unknown."""
+    for line in _cpuinfo().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "vendor_id":
+            return value.strip()
+    words = platform.processor().split()  # on Windows, the last one
+    return words[-1] if words and words[-1] in ("GenuineIntel", "AuthenticAMD") else ""
+
+
+def _cpuinfo() -> str:
     try:
-        return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return False
+        return ""

@@ -48,6 +48,7 @@ class Runtime:
     """
 
     sharded = False  # whether each process holds only a part of the model
+    recomputes = False  # whether backward passes compute forward passes again, which `autocast` does not reach
 
     def __init__(self, device: str = "auto", precision: str = "fp32") -> None:
         import torch
@@ -89,8 +90,11 @@ class Runtime:
         """A context that computes in the runtime's precision."""
         import torch
 
-        name = PRECISIONS[self.precision]
-        return nullcontext() if name is None else torch.autocast(self.device.type, dtype=getattr(torch, name))
+        from vitkit.cpu_products import fp32_products
+
+        if (name := PRECISIONS[self.precision]) is None:
+            return nullcontext() if self.recomputes else fp32_products(self.device.type)
+        return torch.autocast(self.device.type, dtype=getattr(torch, name))
 
     def distribute(self, learner: nn.Module) -> None:
         """Divide the parameters of a module over the processes, in place, before its optimizer is created: none here.

@@ -6,7 +6,8 @@ What changes, and why the answers do not (beyond rounding):
     so biases stay out of the residual stream, and the LayerNorm that reads it adds their running sum, `shift`.
   - Layer scale is folded into the rows of the matrix before it.
   - E of Eq. 1 is one matrix product over flattened patches; class token, registers and positions are one table.
-  - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding).
+  - GELU is the epilogue of the matrix product before it (bf16 on CUDA: its tanh form, within that type's rounding; on
+    the CPU by oneDNN, where that is the better library).
   - With class-token pooling the head reads one token, so the last block computes queries, U_msa and MLP for that alone.
   - Attention takes the fastest of torch's kernels and ours, chosen by timing them on the shapes at hand. So do products
     of many rows with cuBLASLt's algorithms (cublas.py).
@@ -30,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitkit import cpu_products
 from vitkit.cuda_capture import Replays
 from vitkit.errors import ConfigError, InputError
 from vitkit.model.config import GELUS
@@ -113,6 +115,28 @@ class Products:
         return (z, parts(h, W, splits[M])) if splits[M] > 1 else (z.addmm_(h, W), None)
 
 
+class OneDNN(Products):
+    """The same on CPUs where oneDNN is the better library (cpu_products.py), with GELU as a part of its product."""
+
+    def qkv(self, u: Normed, first: int = 0) -> Tensor:
+        """Eq. 5, [M, 3 h d], or only its columns from `first` on."""
+        W, b = self.layer.qkv
+        return cpu_products.linear(u[0], W[:, first:].mT, b[first:])
+
+    def project(self, z: Tensor, sa: Tensor) -> None:
+        """Eq. 8 and the residual of Eq. 2: add sa U_msa to z."""
+        z.add_(cpu_products.linear(sa, self.layer.out.mT))
+
+    def hidden(self, u: Normed) -> Tensor:
+        """GELU(u W_1 + b_1)."""
+        W, b = self.layer.fc1
+        return cpu_products.linear_gelu(u[0], W.mT, b, self.approximate)
+
+    def add(self, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z + h W_2."""
+        return z.add_(cpu_products.linear(h, self.layer.fc2.mT)), None
+
+
 class Fused:
     """A ViT ready to run fused.
 
@@ -156,8 +180,10 @@ class Fused:
                     fc2=self.cast(scaled(mlp.fc2.weight.mT, scales[1])), heads=len(msa.heads)))
                 shift = shift + scaled(mlp.fc2.bias.float(), scales[1])
             splits: dict[int, int] | None = {} if self.graphs else None
-            self.plain = [Products(layer, c.hidden_act == "gelu_tanh", splits) for layer in self.layers]
-            self.products: list[Products] = self.plain
+            onednn = self.device.type == "cpu" and self.dtype == torch.float32 and cpu_products.onednn_is_wider()
+            kind = OneDNN if onednn else Products
+            self.plain: list[Products] = [kind(layer, c.hidden_act == "gelu_tanh", splits) for layer in self.layers]
+            self.products = self.plain
             self.shift, self.last_norm = shift, self.norm(model.norm)
             last = torch.nn.Sequential() if not (c.num_classes and head) else model.head
             # The head runs in fp32: it costs nothing, and close logits would be equal in 16 bits.

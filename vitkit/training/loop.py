@@ -136,7 +136,7 @@ class Loop:
         self.run, self.runtime, self._watch = run, runtime, watch
         self.total = recipe.total(len(train))
         recipe.warmup_steps(self.total)
-        model.gradient_checkpointing = bool(settings.checkpointing)
+        model.gradient_checkpointing = runtime.recomputes = bool(settings.checkpointing)
         self.bare = model.to(runtime.device)
         self.objective = objective
         self.learner = self.objective.learner(self.bare)

@@ -7,16 +7,18 @@ the plain model. Weights are fp32; in bf16 the forward pass runs under autocast.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.cpu_products import fp32_products
 from vitkit.cuda_capture import capture
 from vitkit.data.base import Pixels
 from vitkit.data.loader import Batch
@@ -55,6 +57,7 @@ def step_of(
     dtype: torch.dtype,
     compiled: bool = False,
     mode: str | None = None,
+    products: Callable[[str], AbstractContextManager[object]] = lambda device: nullcontext(),
 ) -> Run:
     """Return a function that does one training step.
 
@@ -66,12 +69,14 @@ def step_of(
         dtype: precision of the matrix products.
         compiled: whether torch.compile compiles the model.
         mode: mode of the compiler; `reduce-overhead` makes CUDA graphs.
+        products: a context for the matrix products of a device in fp32 (default: torch's own).
     """
     model.train()
     forward = torch.compile(model, dynamic=False, mode=mode) if compiled else model
 
     def step() -> None:
-        with nullcontext() if dtype == torch.float32 else torch.autocast(x.device.type, dtype=dtype):
+        kind = x.device.type
+        with products(kind) if dtype == torch.float32 else torch.autocast(kind, dtype=dtype):
             logits = forward(x)
         F.cross_entropy(logits.float(), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -124,9 +129,9 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
     x = torch.randn(batch, c.num_channels, *c.image_hw, device=device)
     y = torch.randint(0, c.num_classes, (batch,), device=device)
 
-    def step(model: nn.Module, compiled: bool = False, mode: str | None = None) -> Run:
+    def step(model: nn.Module, compiled: bool = False, mode: str | None = None, **how: Any) -> Run:
         model.to(device)
-        return step_of(model, adamw(model), x, y, dtype, compiled, mode)
+        return step_of(model, adamw(model), x, y, dtype, compiled, mode, **how)
 
     def peer(name: str, compiled: bool = False, mode: str | None = None) -> Run:
         return step(PEERS[name](c), compiled, mode)
@@ -135,7 +140,7 @@ def measure_batch(options: Options, batch: int) -> Benchmark:
         found.add("ours", "train", lambda: whole_step(ViT(c).to(device), x, y, "bf16"))
         found.add("ours", "train --precision fp8", lambda: whole_step(ViT(c).to(device), x, y, "bf16", fp8=True))
     else:
-        found.add("ours", "train", lambda: step(TrainingForward(ViT(c))))
+        found.add("ours", "train", lambda: step(TrainingForward(ViT(c)), products=fp32_products))
     if options.compiling and not cuda:  # on CUDA nothing is left to compile
         found.add("ours", "train --compile", lambda: step(TrainingForward(ViT(c)), compiled=True))
     found.add("ours", "plain model", lambda: step(ViT(c)))
