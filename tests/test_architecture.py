@@ -49,8 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "process_group": {"errors"},
     "runtime": {"errors", "cpu_features", "cpu_products", "devices", "process_group"},
-    "evaluation": {"errors", "model", "data", "runtime", "explanations.draw", "speed.frozen"},
-    "features": {"errors", "model", "data", "evaluation.labels", "runtime", "speed.frozen"},
+    "evaluation": {"errors", "cpu_products", "model", "data", "runtime", "explanations.draw", "speed.frozen"},
+    "features": {"errors", "cpu_products", "model", "data", "evaluation.labels", "runtime", "speed.frozen"},
     "training": {"errors", "model", "data", "checkpoints", "evaluation", "runtime", "cuda_capture"},
     "cluster": {
         "errors",

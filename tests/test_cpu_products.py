@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import vitkit
 from tests.model.test_vit import pixels
 from tests.model.test_vit import tiny as tiny_model
 from tests.speed.test_fused import KINDS, relative
 from tests.training.tiny import apart, run, tiny
 from vitkit import cpu_features, cpu_products
 from vitkit.cpu_products import fp32_products, linear, linear_gelu
+from vitkit.features import choose
+from vitkit.features.embed import forward
 from vitkit.runtime import Runtime
+from vitkit.speed.frozen import Way
 from vitkit.speed.fused import Fused, OneDNN
 
 CPUINFO = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: 26\nflags\t\t: fpu avx512f\n"
@@ -161,6 +166,15 @@ def test_the_runtime_uses_it_in_fp32_alone(wide) -> None:
         with Runtime("cpu", "bf16").autocast():
             assert layer(x).dtype == torch.bfloat16
     assert len(wide) == 1
+
+
+def test_predictions_and_features_use_it_too(wide) -> None:
+    model, photo = tiny_model(), np.zeros((40, 40, 3), np.uint8)
+    vitkit.predict(model, photo)
+    assert len(wide) >= 4 * len(model.blocks)
+    wide.clear()
+    forward(model, choose(model), Way("fp32"), None)(pixels())
+    assert len(wide) >= 4 * len(model.blocks)
 
 
 @pytest.mark.parametrize(

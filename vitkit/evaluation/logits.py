@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from vitkit.cpu_products import fp32_products
 from vitkit.data.base import Source
 from vitkit.data.gpu import Decode
 from vitkit.data.loader import BadImages, EvalLoader, images_per_batch
@@ -73,7 +74,7 @@ def stream(model: Classifier, loader: EvalLoader, runtime: Runtime | None = None
 
 def _logits(model: Classifier, x: Tensor, runtime: Runtime | None) -> Tensor:
     """Return logits [B, K] in fp32; the head runs in fp32 too, because close logits would be equal in 16 bits."""
-    with runtime.autocast() if runtime else nullcontext():
+    with runtime.autocast() if runtime else fp32_products(x.device.type):
         y = model.features(x) if isinstance(model, Backbone) else model(x)
     return model.classify(y.float()) if isinstance(model, Backbone) else y.float()
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.cpu_products import fp32_products
 from vitkit.data.base import READERS, Source, Subset
 from vitkit.data.decode import Raw, digest
 from vitkit.data.gpu import Decode
@@ -329,11 +330,11 @@ def forward(model: Backbone, choice: Choice, by: Way, runtime: Runtime | None) -
         runtime: its precision is that of the plain model (default: fp32).
     """
     run = by.build() if by.build else partial(choice.of, model)
-    autocast = runtime.autocast if runtime and not by.build else nullcontext
 
     def compute(pixels: Tensor) -> Tensor:
-        few = CPU_BATCH if pixels.device.type == "cpu" else len(pixels)
-        with evaluating(model), autocast():
+        kind = pixels.device.type
+        few = CPU_BATCH if kind == "cpu" else len(pixels)
+        with evaluating(model), runtime.autocast() if runtime and not by.build else fp32_products(kind):
             return torch.cat([run(x).float() for x in pixels.split(few)])
 
     return compute
