@@ -173,7 +173,7 @@ def test_predictions_and_features_use_it_too(wide) -> None:
     vitkit.predict(model, photo)
     assert len(wide) >= 4 * len(model.blocks)
     wide.clear()
-    forward(model, choose(model), Way("fp32"), None)(pixels())
+    forward(model, choose(None, model.config), Way("fp32"), None)(pixels())
     assert len(wide) >= 4 * len(model.blocks)
 
 
