@@ -56,7 +56,7 @@ def kept(key: Tensor, M: int, N: int, rate: float) -> Tensor:
     x = torch.arange(M * N, device=key.device) * 0x9E3779B9 + first & low
     x = ((x ^ (x >> 16)) * 0x7FEB352D & low) ^ second
     x = (x ^ (x >> 15)) * 0x846CA68B & low
-    return ((x ^ 2**31) >= min(round(rate * 2**32), low)).view(M, N)        # the order of signed numbers
+    return ((x ^ 2**31) >= min(round(rate * 2**32), low)).view(M, N)  # the order of signed numbers
 
 
 class Depth(NamedTuple):
