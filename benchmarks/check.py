@@ -23,6 +23,7 @@ from vitkit.model.vit import ViT
 from vitkit.speed.accuracy import compare
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.training import TrainingForward
+from vitkit.training.adamw import OnePassAdamW
 
 NAMES = ("cuda-fused", "fp8")
 
@@ -90,6 +91,27 @@ def gradients() -> None:
         assert off[2] < 0.25, "gradients of fp8 are off"
 
 
+def updates() -> None:
+    """Compare updates that clip as they read with torch's, which clips first."""
+    torch.manual_seed(0)
+    models = [create("vit-ti/16").cuda() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = OnePassAdamW(models[0].parameters(), lr=torch.tensor(1e-3, device="cuda"), fused=True, capturable=True)
+    theirs = torch.optim.AdamW(models[1].parameters(), lr=1e-3, fused=True)
+    pairs = list(zip(*(model.parameters() for model in models), strict=True))
+    for _ in range(10):
+        for p, q in pairs:
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        norm = ours.measure(1.0)
+        assert torch.equal(norm, nn.utils.clip_grad_norm_([q for _, q in pairs], 1.0))
+        ours.step()
+        theirs.step()
+    off = max((p - q).abs().max().item() for p, q in pairs)
+    print(f"\nweights after 10 updates that clip as they read: within {off:.1e} of torch's")
+    assert off < 1e-6, "updates are off"
+
+
 def captures() -> None:
     """Capture training steps while another thread allocates pinned memory, as the loader's thread does."""
     done = threading.Event()
@@ -137,6 +159,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     engines()
     gradients()
+    updates()
     captures()
     if args.weights and args.images:
         accuracy(args.weights, args.images)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitkit.speed import differentiable, dropping, kernels
+from vitkit.training.adamw import BLOCK, COUNT, TURNS, OnePassAdamW
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -159,6 +160,24 @@ def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
     return run
 
 
+def adamw(limit: float | None) -> list[Tensor]:
+    """Four steps, the third of which is broken, of weights of several sizes: many of one, parts of a program, some."""
+    shapes = [(5, 7)] * (COUNT + 3) + [(BLOCK * TURNS + 70,), (BLOCK * TURNS,), (1,)]
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    groups = [{"params": weights[1:], "weight_decay": 0.3}, {"params": weights[:1], "weight_decay": 0.0}]
+    optimizer, norms = OnePassAdamW(groups, lr=torch.tensor(0.01), betas=(0.9, 0.95), fused=True), []
+    for step in range(4):
+        for weight in weights:
+            weight.grad = torch.randn_like(weight) * 10**step  # AdamW would not notice a constant factor
+        weights[3].grad = torch.randn(7, 5).mT  # not in the order of the weight
+        weights[4].grad = torch.randn(36)[1:].view(5, 7)  # at an odd address
+        norms.append(optimizer.measure(limit))
+        optimizer.found_inf = torch.tensor(float(step == 2))
+        optimizer.step()
+    state = [part for weight in weights for part in optimizer.state[weight].values()]
+    return [torch.stack(norms), *(weight.detach() for weight in weights), *state]
+
+
 ROUNDED = 0.15  # the interpreter rounds to fp8 in a way of its own
 CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far the two may be apart
     "add_norm": (partial(add_norm, 24), 1e-5),
@@ -191,6 +210,8 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "three parts in fp8": (parts(3, True), ROUNDED),
     "two parts in fp8": (parts(2, True), ROUNDED),
     "mlp in fp8": (mlp(False, True), ROUNDED),
+    "adamw": (partial(adamw, None), 1e-6),
+    "adamw that clips": (partial(adamw, 0.5), 1e-6),
 }
 
 

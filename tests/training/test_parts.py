@@ -24,12 +24,15 @@ from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError
 from vitkit.model.vit import ViT
 from vitkit.runtime import Runtime
+from vitkit.training.adamw import OnePassAdamW
 from vitkit.training.loss import LOSSES
 from vitkit.training.muon import Muon, orthogonal
 from vitkit.training.objectives import Classify
 from vitkit.training.optim import (
+    OPTIMIZERS,
     Average,
     Update,
+    clipping,
     freeze,
     groups,
     kernels,
@@ -342,6 +345,44 @@ def test_broken_numbers_change_no_weights(name: str, broken: str) -> None:
     assert not torch.equal(found[1], found[2])
     if name.startswith("adam"):
         assert optimizer.state[parameters[0]]["step"] == 2
+
+
+def one_pass(model: ViT) -> torch.optim.Optimizer:
+    return OPTIMIZERS["adamw"](model, tiny(), fused=True, capturable=True)
+
+
+def test_a_captured_adamw_clips_as_it_reads() -> None:
+    """Two steps with and without: the same norms and weights; `clipping` alone changes no gradient."""
+    found = []
+    for kind in (torch.optim.AdamW, OnePassAdamW):
+        torch.manual_seed(0)
+        model = ViT(CONFIG)
+        optimizer = one_pass(model)
+        assert type(optimizer) is OnePassAdamW
+        if kind is torch.optim.AdamW:
+            optimizer = optimizer_for(model, tiny())
+        parameters, norms = list(model.parameters()), []
+        for group in optimizer.param_groups:
+            group["capturable"] = False  # torch refuses it on a CPU
+        for size in (1.0, 100.0):  # AdamW would not notice a constant factor
+            for p in parameters:
+                p.grad = size * torch.randn_like(p)
+            before = parameters[0].grad.clone()
+            norms.append(clipping(optimizer, parameters, 0.5, Runtime("cpu"))())
+            assert torch.equal(parameters[0].grad, before) == (kind is OnePassAdamW)
+            optimizer.step()
+        found.append([*norms, *(p.detach() for p in parameters)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_loss_scaling_and_odd_addresses_are_left_to_torch() -> None:
+    model = ViT(CONFIG)
+    parameters, runtime = list(model.parameters()), Runtime("cpu")
+    runtime.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    assert clipping(one_pass(model), parameters, 1.0, runtime).func == runtime.clip
+    model.head.bias.data = torch.zeros(len(model.head.bias) + 1)[1:]
+    assert type(one_pass(model)) is torch.optim.AdamW
 
 
 class Capturable(torch.nn.Module):

@@ -44,7 +44,7 @@ Context = Any       # torch's own type of a Function's context does not declare 
 # ahead (STAGES), programs per multiprocessor (per).
 LAUNCH: dict[str, dict[str, int]] = {
     "norm_forward": {"num_warps": 1},
-    "norm_backward": {"num_warps": 1, "STAGES": 2, "per": 8},
+    "norm_backward": {"num_warps": 1, "STAGES": 3, "per": 8},
     "gelu_forward": {"num_warps": 4, "STEP": 4, "BLOCK": 1024},
     "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 3},
     "columns_to_fp8": {"num_warps": 4, "STEP": 128, "BLOCK": 16},

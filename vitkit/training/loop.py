@@ -33,7 +33,7 @@ from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import Objective
-from vitkit.training.optim import Average, Update, optimizer_for, set_lr
+from vitkit.training.optim import Average, Update, clipping, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.settings import BatchSplit, Settings
@@ -144,7 +144,7 @@ class Loop:
         self.average = Average(self.learner, recipe.ema) if recipe.ema is not None else None
         self.optimizer = optimizer_for(self.learner, recipe, graph=capture is not None)
         trained_parameters = [p for p in self.learner.parameters() if p.requires_grad]
-        clip = partial(runtime.clip, self.optimizer, trained_parameters, recipe.clip)
+        clip = clipping(self.optimizer, trained_parameters, recipe.clip, runtime)
         self.update = Update(self.optimizer, trained_parameters, self.average, clip, runtime.scaler)
         trained = wrap_forward(self.bare) if self.learner is self.bare else self.learner
         if settings.compile:

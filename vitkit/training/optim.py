@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.model.parts.layers import GATED
+from vitkit.runtime import Runtime
+from vitkit.training.adamw import OnePassAdamW, takes
 from vitkit.training.lora import LowRank
 from vitkit.training.muon import Muon
 from vitkit.training.recipe import Recipe
@@ -115,7 +118,8 @@ def groups(model: nn.Module, recipe: Recipe, stacked: Mapping[str, int] | None =
 
 
 def _adamw(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
+    kind = OnePassAdamW if how.get("capturable") and takes(model.parameters()) else torch.optim.AdamW
+    return kind(groups(model, recipe), lr=recipe.lr, betas=recipe.betas, **how)
 
 
 def _adam(model: nn.Module, recipe: Recipe, **how: Any) -> torch.optim.Optimizer:
@@ -208,6 +212,23 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr * group["scale"]
 
 
+def clipping(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], limit: float | None, runtime: Runtime
+) -> Callable[[], Tensor]:
+    """Return a function that clips gradients to a norm, at the latest as the optimizer reads them, and returns the norm
+    before that.
+
+    Args:
+        optimizer: made by `optimizer_for`.
+        parameters: everything that it trains.
+        limit: the largest norm allowed; None for any.
+        runtime: device, precision and processes.
+    """
+    if isinstance(optimizer, OnePassAdamW) and not runtime.scaler.is_enabled():
+        return partial(optimizer.measure, limit)
+    return partial(runtime.clip, optimizer, parameters, limit)
+
+
 class Average:
     """The running (Polyak) average of the weights; after each step, average = decay x average + (1 - decay) x weights.
 
@@ -243,7 +264,8 @@ class Average:
             self.weights[name].copy_(own)
 
 
-GUARDED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Muon)  # if fused, `found_inf` stops their update
+# If fused, `found_inf` stops their update.
+GUARDED = (OnePassAdamW, torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Muon)
 
 
 class Update:
@@ -256,7 +278,7 @@ class Update:
         optimizer: made by `optimizer_for`.
         parameters: everything that it trains.
         average: the running average of the weights, if any.
-        clip: scales the gradients and returns their norm before that.
+        clip: made by `clipping`.
         scaler: that of fp16.
     """
 

@@ -33,7 +33,7 @@ from vitkit.runtime import Runtime
 from vitkit.speed.choices import NAME, pinned
 from vitkit.speed.training import TrainingForward
 from vitkit.training.objectives import Classify
-from vitkit.training.optim import Update, optimizer_for
+from vitkit.training.optim import Update, clipping, optimizer_for
 from vitkit.training.recipe import Recipe
 from vitkit.training.whole_step import EAGER, Capture, WholeStep
 
@@ -100,9 +100,8 @@ def whole_step(model: ViT, x: Tensor, y: Tensor, precision: str, fp8: bool = Fal
     recipe = Recipe(source="the step of `step_of`", steps=1, batch_size=len(x), lr=1e-4, weight_decay=0.1, clip=1.0)
     runtime, optimizer = Runtime(str(x.device), precision), optimizer_for(model, recipe, graph=True)
     parameters = list(model.train().parameters())
-    update = Update(
-        optimizer, parameters, None, lambda: runtime.clip(optimizer, parameters, recipe.clip), runtime.scaler
-    )
+    clip = clipping(optimizer, parameters, recipe.clip, runtime)
+    update = Update(optimizer, parameters, None, clip, runtime.scaler)
     objective = Classify(recipe, 0, Pixels(np.zeros((1, 1, 1, 3), np.uint8), [0], ["a"]))
     step = WholeStep(TrainingForward(model, fp8=fp8), objective, update, len(x), runtime, capture)
     batch = Batch(x, y, torch.arange(len(x), device=x.device), y, torch.ones(len(x), device=x.device))
