@@ -220,26 +220,32 @@ class Runtime:
                 dist.destroy_process_group()
 
 
-def fetch(values: Tensor) -> Callable[[], list[float]]:
-    """Start to copy a tensor to the CPU; return a function that waits for the copy and returns its numbers.
+class Fetched:
+    """A copy of a tensor to the CPU, begun at once; a call waits for it and returns its numbers.
 
     Args:
         values: [n]. What the device computes afterwards is not waited for.
     """
-    import torch
 
-    if not values.is_cuda:
-        return values.tolist
-    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    there.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
+    def __init__(self, values: Tensor) -> None:
+        import torch
 
-    def wait() -> list[float]:
-        copied.synchronize()
-        return there.tolist()
+        self._there, self._copied = values, None
+        if values.is_cuda:
+            self._there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._there.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
-    return wait
+    def __call__(self) -> list[float]:
+        """Return the numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._there.tolist()
+
+    def done(self) -> bool:
+        """Return whether a call would not wait."""
+        return self._copied is None or self._copied.query()
 
 
 def on_host(results: Iterable[tuple[T, Tensor]]) -> Iterator[tuple[T, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from tests.training.test_loop import stop_at
 from tests.training.tiny import bytes_of, run, tiny
 from vitkit.errors import Diverged, OutOfMemory
+from vitkit.runtime import Fetched
+from vitkit.training import metrics as metrics_module
 from vitkit.training import objectives
 from vitkit.training.loop import Loop
 from vitkit.training.optim import Average
@@ -62,6 +65,20 @@ def test_running_ahead_changes_nothing(tmp_path: Path, whole: Path, ahead: list[
     assert [step for step, _ in steps] == list(range(1, 13))
     assert bytes_of(tmp_path / "r") == bytes_of(whole)
     assert metrics(tmp_path / "r") == metrics(whole)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_waiting_for_data_counts_while_the_device_is_idle(
+    tmp_path: Path, ahead: list[int], monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    """With a step to do, the device does not wait for the batch of the next one, however long the loop does."""
+    seconds = itertools.count()
+    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(Fetched, "done", lambda self: done)
+    run(tmp_path / "r", RECIPE, settings={**SETTINGS, "log_every": 12, "save_every": 50})
+    (time,) = (row["time"] for row in RunFolder.open(tmp_path / "r").metrics() if row["event"] == "train")
+    waits = 12 if done else 1  # before the first step there is nothing to do
+    assert time["waiting"] * time["seconds"] == pytest.approx(waits, rel=0.01)
 
 
 def test_a_stop_request_waits_for_what_was_launched(tmp_path: Path, whole: Path, ahead: list[int]) -> None:

@@ -27,7 +27,7 @@ from vitkit.data.base import Source
 from vitkit.data.loader import Batch, TrainLoader
 from vitkit.errors import Diverged, LostWorker, UnreadableFile
 from vitkit.model.backbone import Backbone
-from vitkit.runtime import Runtime, fetch, stop_requests
+from vitkit.runtime import Fetched, Runtime, stop_requests
 from vitkit.training import shard, state
 from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
@@ -97,7 +97,7 @@ class _Launched:
     lr: float
     stop: bool
     index: Tensor
-    arriving: Callable[[], list[float]]
+    arriving: Fetched
 
 
 class Loop:
@@ -268,7 +268,7 @@ class Loop:
                     if self.progress.ended:
                         break
                     try:
-                        with clock.waiting():
+                        with clock.waiting(self._idle):
                             batch = next(batches)
                     except Stopped:
                         interrupted = True
@@ -362,7 +362,7 @@ class Loop:
         if self.whole is not None and self.whole.takes(batch):
             self._consistent, self._updating = None, True
             self.gradients.seed(step)
-            self._launched.append(_Launched(step, lr, stop, batch.index, fetch(self.whole(batch))))
+            self._launched.append(_Launched(step, lr, stop, batch.index, Fetched(self.whole(batch))))
             self._updating = False
             return
         # Not torch.tensor: a copy to a GPU would wait here, before the rest of the update is launched.
@@ -370,13 +370,17 @@ class Loop:
         self.progress.micro = self.gradients.found
         # One transfer per step: all processes see the same sums. Broken numbers change no weights: the update sees to
         # that while the sums are on their way, or else `_guard` does before it.
-        launched = _Launched(step, lr, stop, batch.index, fetch(self.update.measure(self.runtime.sum(sums))))
+        launched = _Launched(step, lr, stop, batch.index, Fetched(self.update.measure(self.runtime.sum(sums))))
         if not self.update.guarded:
             self._guard(launched, launched.arriving())
         self._consistent, self._updating = None, True
         self.update.apply()
         self._launched.append(launched)
         self._updating = False
+
+    def _idle(self) -> bool:
+        """Whether the device has done all that it was given."""
+        return not self._launched or self._launched[-1].arriving.done()
 
     def _arrive(self) -> bool:
         """Wait for the numbers of the oldest launched step; return whether any process has been asked to stop."""

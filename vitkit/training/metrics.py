@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,16 @@ class Clock:
         self._since, self._waited, self._excluded = time.perf_counter(), 0.0, 0.0
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context whose time counts as waiting for data."""
+    def waiting(self, idle: Callable[[], bool]) -> Iterator[None]:
+        """A context whose time counts as waiting for data, if the device has nothing to do at its end.
+
+        Args:
+            idle: returns whether it has nothing to do.
+        """
         began = time.perf_counter()
         yield
-        self._waited += time.perf_counter() - began
+        if idle():
+            self._waited += time.perf_counter() - began
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
