@@ -2,6 +2,7 @@
 
     python -m benchmarks.records cifar10 --data DIR --out DIR [--seed 1] [--set epochs=100 augment.pad=4]
     python -m benchmarks.records cifar10 --data DIR --out DIR --variants FILE.json --within 5
+    python -m benchmarks.records draw docs/pictures/records.png
 
 The data folder contains the published files: CIFAR-10's six *.bin, or Fashion-MNIST's four IDX files, gzipped or not.
 
@@ -10,6 +11,8 @@ leaves it closed. The second trains several variants at once, in processes of th
 the test part: use it to choose settings on held-out training images. FILE.json is {"name": {"FIELD": VALUE, ...}, ...}
 with the fields that --set takes. --within gives each variant as many epochs as fit, whole schedule included, so that
 they are compared at equal time; a short trial of each, all at once, measures how long a step takes.
+
+The third draws the runs of benchmarks/records.json, the mean of each recipe's seeds.
 
 --out gets record.json with the validation curve over time (and curve.png, where matplotlib is installed), and the run.
 """
@@ -87,6 +90,24 @@ def picture(curves: Mapping[str, list[dict[str, Any]]], title: str, out: Path) -
 
 def _best_so_far(curve: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
     return [row["seconds"] for row in curve], list(itertools.accumulate((100 * row["top1"] for row in curve), max))
+
+
+NAMES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
+KEPT = Path(__file__).with_suffix(".json")  # runs that had a GPU to themselves
+
+
+def draw_kept(out: Path) -> None:
+    """Draw the mean curve of each recipe's runs in KEPT, by the better of the weights and their average at a step."""
+    curves = {}
+    for what, name in NAMES.items():
+        runs = [run for run in json.loads(KEPT.read_text()) if run["recipe"] == what]
+        tests = [next(iter(run["test"].values()))["top1"] for run in runs]
+        better = [{row["step"]: row for row in sorted(run["curve"], key=lambda row: row["top1"])} for run in runs]
+        curves[f"{name} ({sum(tests) / len(tests):.1%} on test)"] = [
+            {key: sum(rows[step][key] for rows in better) / len(runs) for key in ("seconds", "top1")}
+            for step in sorted(better[0])
+        ]
+    picture(curves, "from scratch on one H200, mean of two seeds", out)
 
 
 def fitted(args: argparse.Namespace, recipe: Recipe) -> Recipe:
@@ -215,6 +236,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["draw"]:
+        draw_kept(Path(sys.argv[2]))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=DATA)
     parser.add_argument("--data", required=True)

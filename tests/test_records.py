@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from benchmarks import records
 from benchmarks.records import STEPPING, _fitting, changed, picture, reached
 from vitkit.errors import ConfigError
 from vitkit.training.recipes import RECIPES
@@ -39,6 +41,20 @@ def test_the_picture_has_a_line_per_curve(tmp_path: Path) -> None:
         assert found.width > 500
     picture({"none": []}, "title", tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_kept_runs_are_drawn_as_the_mean_of_their_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {}
+    monkeypatch.setattr(records, "picture", lambda curves, title, out: drawn.update(curves))
+    records.draw_kept(tmp_path / "records.png")
+    kept = json.loads(records.KEPT.read_text())
+    assert [name.split(" (")[0] for name in drawn] == ["CIFAR-10", "Fashion-MNIST"]
+    for curve, what in zip(drawn.values(), ("cifar10", "fashion"), strict=True):
+        runs = [run for run in kept if run["recipe"] == what]
+        assert [run["seed"] for run in runs] == [1, 2]
+        first = [max(row["top1"] for row in run["curve"][:2]) for run in runs]  # the weights, and their average
+        assert curve[0]["top1"] == pytest.approx(sum(first) / 2)
+        assert len(curve) == records.VALIDATIONS
 
 
 def test_the_steps_that_fit_follow_the_second_half_of_the_trial() -> None:
