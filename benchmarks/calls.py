@@ -8,7 +8,6 @@ counted, each once, wherever they are called from. Dataclass constructors and co
 
 from __future__ import annotations
 
-import importlib
 import sys
 import tempfile
 import threading
@@ -65,15 +64,18 @@ def jobs(folder: Path) -> dict[str, Callable[[], object]]:
 
 def training_step(folder: Path) -> Callable[[], object]:
     """One update of a prepared run on digits; starting and saving are left out."""
-    train = importlib.import_module("vitkit.jobs.train")
-    loop_of = importlib.import_module("vitkit.training.loop").Loop
-    forward = importlib.import_module("vitkit.speed.training")
-    wrap = getattr(forward, "TrainingForward", None) or forward.Lean
-    ready = train.prepare("digits", folder / "run", recipe="digits", settings={"workers": 0})
-    run_folder = importlib.import_module("vitkit.training.run_folder").RunFolder
-    run = run_folder.create(ready.out, ready.info, resume=False)
-    loop = loop_of(ready.model, ready.train, ready.val, ready.recipe, ready.settings, run, ready.runtime, None, wrap)
-    loader = importlib.import_module("vitkit.data.loader").TrainLoader(
+    from vitkit.data.train_loader import TrainLoader
+    from vitkit.jobs.train import prepare
+    from vitkit.speed.training import TrainingForward
+    from vitkit.training.loop import Loop
+    from vitkit.training.metrics import Clock
+    from vitkit.training.run_folder import RunFolder
+
+    ready = prepare("digits", folder / "run", recipe="digits", settings={"workers": 0})
+    run = RunFolder.create(ready.out, ready.info, resume=False)
+    parts = (ready.model, ready.train, ready.val, ready.recipe, ready.objective, ready.settings, run, ready.runtime)
+    loop, clock = Loop(*parts, None, TrainingForward), Clock(ready.recipe.batch_size)
+    loader = TrainLoader(
         ready.train,
         ready.model.input_spec,
         ready.recipe.augment,
@@ -85,7 +87,12 @@ def training_step(folder: Path) -> Callable[[], object]:
     )
     batches = iter(loader.batches(0, 10))
     step = iter(range(10))
-    return lambda: loop._step(next(step), next(batches), False)
+
+    def update() -> None:
+        loop._launch(next(step), next(batches), False)
+        loop._finish(clock)
+
+    return update
 
 
 def request(weights: Path, photo: bytes) -> Callable[[], object]:

@@ -183,7 +183,7 @@ def _contenders(
 
     import vitkit
     from vitkit.data.base import Subset
-    from vitkit.data.loader import EvalLoader
+    from vitkit.data.eval_loader import EvalLoader
     from vitkit.data.sources import open_splits
     from vitkit.features import FeatureCache, fill
     from vitkit.jobs.evaluate import evaluate

@@ -38,7 +38,7 @@ def stand_in(files: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr("vitkit.data.loader.GpuPixels", functools.partial(GpuPixels, decoder=stand_in))
+    monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", functools.partial(GpuPixels, decoder=stand_in))
     return functools.partial(EvalLoader, decode="gpu")
 
 

@@ -10,9 +10,9 @@ from tests.data.images import class_folder
 from tests.pairs import pairs
 from vitkit.data.augment import Augment
 from vitkit.data.base import Unlabelled, folds, stratified, subset
-from vitkit.data.loader import TrainLoader
 from vitkit.data.mix import Mix, soft_targets
 from vitkit.data.sources import open_source, open_splits
+from vitkit.data.train_loader import TrainLoader
 from vitkit.errors import DataError
 from vitkit.model.config import InputSpec
 

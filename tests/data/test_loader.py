@@ -12,8 +12,8 @@ from tests.data.images import BAD, class_folder, encoded, odd_files, picture
 from vitkit.data import Augment, EvalLoader, Mix, TrainLoader, augment, decode, open_source, preprocess, sample_rngs
 from vitkit.data.ahead import THREADS, by_threads, made_ahead
 from vitkit.data.base import Pixels
+from vitkit.data.batch import images_per_batch
 from vitkit.data.decode import digest
-from vitkit.data.loader import images_per_batch
 from vitkit.data.preprocess import normalize
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.model.config import InputSpec
@@ -408,7 +408,7 @@ def test_threads_give_the_same_batches_as_none(photos, damaged, monkeypatch):
         expected = list(here := EvalLoader(source, SPEC, batch_size=13, workers=0, bad_images="skip", hashed=True))
         with monkeypatch.context() as patch:
             patch.setattr(EvalLoader, "_reads_by_threads", lambda self: True)
-            patch.setattr("vitkit.data.loader.THREAD_PIECE", 3)
+            patch.setattr("vitkit.data.eval_loader.THREAD_PIECE", 3)
             found = list(there := EvalLoader(source, SPEC, batch_size=13, workers=0, bad_images="skip", hashed=True))
         assert all(same(a, b) and np.array_equal(a.digests, b.digests) for a, b in zip(found, expected, strict=True))
         assert there.skipped == here.skipped

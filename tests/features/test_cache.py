@@ -115,7 +115,7 @@ def test_precision_decoder_and_format_are_part_of_the_key(folder, cache, monkeyp
         assert fill(model, source, cache, workers=0).computed == 12
     with monkeypatch.context() as other:
         other.setattr("vitkit.data.gpu.version", lambda name: "0.9")
-        other.setattr("vitkit.data.loader.GpuPixels", partial(GpuPixels, decoder=stand_in))
+        other.setattr("vitkit.data.eval_loader.GpuPixels", partial(GpuPixels, decoder=stand_in))
         filled = fill(model, source, cache, workers=0, decode="gpu")
         assert (filled.computed, filled.decode) == (12, "gpu")
         assert fill(model, source, cache, workers=0, decode="gpu").reused == 12

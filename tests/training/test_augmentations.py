@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from tests.training.tiny import SETTINGS, tiny, vitkit
-from vitkit.data.loader import TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.data.preprocess import normalize
+from vitkit.data.train_loader import TrainLoader
 from vitkit.jobs.augmentations import samples
 from vitkit.jobs.train import Prepared, prepare
 from vitkit.training.recipe import Recipe

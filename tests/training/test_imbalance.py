@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from tests.training.test_loop import distance, stop_at
 from tests.training.tiny import bytes_of, forked, run, tiny
 from vitkit.data.base import Numbered, Pixels
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.data.mix import Mix
 from vitkit.errors import ConfigError
 from vitkit.runtime import Runtime

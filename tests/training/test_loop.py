@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from tests.training.tiny import CONFIG, SETTINGS, bytes_of, extra_of, run, tiny
 from vitkit import ViT, load, save
 from vitkit.checkpoints import containers
-from vitkit.data.loader import Batch, TrainLoader
+from vitkit.data.batch import Batch
 from vitkit.data.mix import Mix
+from vitkit.data.train_loader import TrainLoader
 from vitkit.errors import Diverged, OutputError, UnreadableFile
 from vitkit.evaluation.logits import logits_of
 from vitkit.jobs.splits import train_and_val
@@ -388,7 +389,7 @@ def test_only_without_dropout_does_the_micro_batch_not_matter(changes: dict, tmp
 
 
 def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.training import loop
+    from vitkit.training import calendar
 
     for epochs, expected in ((2, [9, 17]), (0.5, [5])):
         folder, _ = run(
@@ -397,7 +398,7 @@ def test_validations_are_once_an_epoch_but_not_without_end(tmp_path: Path, monke
             settings={"evaluate_every": None},
         )
         assert [row["step"] for row in folder.metrics() if row["event"] == "val"] == expected
-    monkeypatch.setattr(loop, "MOST_VALIDATIONS", 2)
+    monkeypatch.setattr(calendar, "MOST_VALIDATIONS", 2)
     folder, _ = run(
         tmp_path / "many", tiny(steps=None, epochs=3, warmup=0, batch_size=200), settings={"evaluate_every": None}
     )

@@ -17,9 +17,9 @@ from tests.training.test_loop import stop_at
 from tests.training.tiny import CONFIG, SETTINGS, apart, bytes_of, forked, run, tiny
 from tests.training.tiny import vitkit as command
 from vitkit.checkpoints import containers
-from vitkit.data.loader import TrainLoader
 from vitkit.data.mix import Mix
 from vitkit.data.preprocess import preprocess
+from vitkit.data.train_loader import TrainLoader
 from vitkit.errors import ConfigError, DataError, InputError
 from vitkit.jobs.pretrain import learner_of, pictures, write_picture
 from vitkit.jobs.splits import unlabelled

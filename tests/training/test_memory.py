@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_loop import PLAIN, distance, stop_at, with_a_head
 from tests.training.tiny import SETTINGS, bytes_of, forked, run, tiny, vitkit
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.errors import ConfigError, OutOfMemory
 from vitkit.model.create import build
 from vitkit.runtime import Runtime, find_device

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.training.tiny import CONFIG, tiny
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.data.mix import Mix
 from vitkit.data.sources import open_source
 from vitkit.errors import ConfigError

@@ -20,8 +20,9 @@ from vitkit.cluster.columns import Columns, about, answers, parquet, vectors
 from vitkit.cluster.plan import Shard
 from vitkit.cluster.results import Entry, Folder
 from vitkit.data.base import Source
+from vitkit.data.batch import Batch
 from vitkit.data.decode import Raw, digest
-from vitkit.data.loader import Batch, EvalLoader, Made
+from vitkit.data.eval_loader import EvalLoader, Made
 from vitkit.data.sample_worker import EvalWorker, Piece
 from vitkit.errors import BadImage, DataError, Unreachable
 from vitkit.evaluation.logits import stream

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from vitkit.cpu_products import fp32_products
 from vitkit.data.base import Source
+from vitkit.data.batch import BadImages, images_per_batch
+from vitkit.data.eval_loader import EvalLoader
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, EvalLoader, images_per_batch
 from vitkit.errors import DataError, InputError, VitkitError
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import Classifier, device_of, evaluating
@@ -95,7 +96,7 @@ def logits_of(
     Args:
         model: a ViT or any other classifier.
         source: the images.
-        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch in each process (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision (default: this process, on the model's device, in fp32). With several
             processes, each of them must call this function, and each gets the whole result.

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from vitkit.data.base import NO_LABEL, SEPARATOR, Source
+from vitkit.data.batch import BadImages
 from vitkit.data.decode import Raw, decode
+from vitkit.data.eval_loader import EvalLoader
 from vitkit.data.files import ENDINGS, read_file
-from vitkit.data.loader import BadImages, EvalLoader
 from vitkit.data.string_table import natural
 from vitkit.errors import DataError, InputError
 from vitkit.evaluation.logits import stream

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import CHOICES, Choice, choose
-from vitkit.features.embed import Embedded, Filled, embed, fill
+from vitkit.features.embed import embed, fill
+from vitkit.features.filled import Embedded, Filled
 from vitkit.features.head import Head, attach
 from vitkit.features.probe import METHODS, Fitted, Options, fit
 

@@ -1,16 +1,14 @@
 """Run a frozen backbone over a data set: features that are missing from the cache are computed and added to it.
 
-Legend: N images, F values per feature. Only `Filled.read` holds all features in memory; `fill` holds one batch, so it
-needs as much memory for a thousand images as for a million.
+`fill` holds one batch in memory, so it needs as much for a thousand images as for a million; `Filled.read` holds all.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,14 +20,15 @@ import torch
 from torch import Tensor
 
 from vitkit.cpu_products import fp32_products
-from vitkit.data.base import READERS, Source, Subset
-from vitkit.data.decode import Raw, digest
+from vitkit.data.base import Source, Subset
+from vitkit.data.batch import BadImages, images_per_batch
+from vitkit.data.eval_loader import EvalLoader
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, EvalLoader, images_per_batch
-from vitkit.data.order import share
-from vitkit.errors import BadImage, DataError, InputError, VitkitError
+from vitkit.errors import DataError, InputError, VitkitError
 from vitkit.features.cache import FeatureCache, Space, outline, space_of
 from vitkit.features.choice import Choice, choose
+from vitkit.features.digests import Hashed, hashes, join, unseen
+from vitkit.features.filled import CHUNK, Embedded, Filled
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of, evaluating
 from vitkit.runtime import Runtime, on_host
@@ -38,96 +37,8 @@ from vitkit.types import Array, Tick
 
 T = TypeVar("T")
 
-CHUNK = 4096  # rows of the cache to read at once
-PIECE = 64  # images that a thread hashes at once
 UNWRITTEN = 64  # batches that may wait for the disk, and at first for the hash of the weights
 CPU_BATCH = 16  # images per forward pass on a CPU, so that activations stay in its cache
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """The features of a data set in the order of its images, without those that could not be read.
-
-    Args:
-        features: [n, F] float32.
-        labels: [n] classes.
-        index: [n] position of each image in the source.
-        names: name of each image.
-        class_names: names of the classes.
-        choice: the feature.
-    """
-
-    features: Array
-    labels: Array
-    index: Array
-    names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    choice: Choice
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A data set whose features are all in the cache.
-
-    Args:
-        cache: the cache.
-        source: the images.
-        choice: the feature.
-        space: the cache's key for model, preprocessing and feature.
-        digests: [N, 32] uint8, the keys of the images.
-        readable: [N] whether each image could be read.
-        skipped: (name, reason) of each image that could not.
-        computed: number of images whose features were computed now.
-        reused: number of images whose features were in the cache already.
-        seconds: time taken, including hashing.
-        precision: how the features were computed: a precision, and the engine if it was not the plain model.
-        decode: where images were decoded.
-    """
-
-    cache: FeatureCache
-    source: Source
-    choice: Choice
-    space: Space
-    digests: Array
-    readable: Array
-    skipped: tuple[tuple[str, str], ...]
-    computed: int
-    reused: int
-    seconds: float
-    precision: str = "fp32"
-    decode: Decode = "cpu"
-
-    def rows(self, index: Sequence[int] | Array) -> Array:
-        """Return the features [n, F] of some images.
-
-        Args:
-            index: positions of the images in the source.
-
-        Raises:
-            InputError: the cache has been damaged or emptied since.
-        """
-        rows, found = self.cache.read(self.space, self.digests[np.asarray(index)], self.choice.width)
-        if not found.all():
-            raise InputError(
-                f"Expected {len(found)} features in {self.cache.path}; {int((~found).sum())} have disappeared. Run "
-                f"the command again."
-            )
-        return rows
-
-    def read(self) -> Embedded:
-        """Read all features into memory."""
-        index = np.flatnonzero(self.readable)
-        features = np.empty((len(index), self.choice.width), np.float32)
-        for start in range(0, len(index), CHUNK):
-            features[start : start + CHUNK] = self.rows(index[start : start + CHUNK])
-        return Embedded(
-            features,
-            self.source.labels[index].astype(np.int64),
-            index,
-            tuple(self.source.names[int(i)] for i in index),
-            self.source.class_names,
-            self.choice,
-        )
 
 
 def fill(
@@ -151,7 +62,7 @@ def fill(
         source: the images.
         cache: the cache; several processes may fill it at once.
         features: the feature, as `choose` takes it (default: the model's own pooling).
-        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch in each process (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision. With several processes, each of them must call this.
         progress: called with the number of images finished since the last call, over all processes.
@@ -257,11 +168,11 @@ class _Filling:
         if not once(lambda: self.cache.holds(self.space)):
             self._load(self.source, hashed=True)
             return
-        self.digests, self.skipped = _hash(self.source, self.runtime, self.loading.keywords["bad_images"])
+        self.digests, self.skipped = hashes(self.source, self.runtime, self.loading.keywords["bad_images"])
         self.missing = once(lambda: _missing(self.cache, self.space, self.digests, self.choice.width))
         self.report(len(self.source) - len(self.missing))
         if len(self.missing):
-            self._load(Subset(_Hashed(self.source, self.digests), self.missing), hashed=False)
+            self._load(Subset(Hashed(self.source, self.digests), self.missing), hashed=False)
 
     def _load(self, images: Source, hashed: bool) -> None:
         self.cache.close()  # workers are forked next
@@ -281,7 +192,7 @@ class _Filling:
         except VitkitError as stopped:
             error = stopped
         mine = self.digests[loader.indices] if loader.hashed else self.digests[:0]
-        joined, bad = _join(self.runtime, mine, loader.skipped, error)
+        joined, bad = join(self.runtime, mine, loader.skipped, error)
         self.digests, self.skipped = joined if loader.hashed else self.digests, self.skipped | bad
 
     def _features(self, loader: EvalLoader) -> Iterator[tuple[tuple[Array, int], Tensor]]:
@@ -292,7 +203,7 @@ class _Filling:
             places, pixels = self.missing[batch.index.numpy()], batch.pixels
             if batch.digests is not None:
                 self.digests[places] = batch.digests
-                if len(new := _new(batch.digests, seen)) < len(places):
+                if len(new := unseen(batch.digests, seen)) < len(places):
                     places, pixels = places[new], pixels[torch.from_numpy(new).to(pixels.device)]
             if not len(places):
                 self.report(len(batch) * loader.ranks)
@@ -370,7 +281,7 @@ def cached(model: Backbone, source: Source, cache: FeatureCache, *, features: st
     start = time.perf_counter()
     choice = choose(features, model.config)
     space = cache.space(space_of(model, choice))
-    digests, skipped = _hash(source, None, "skip")
+    digests, skipped = hashes(source, None, "skip")
     found = [
         cache.read(space, digests[start : start + CHUNK], choice.width)[1] for start in range(0, len(digests), CHUNK)
     ]
@@ -423,71 +334,6 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
         return thread.submit(work)
     finally:
         thread.shutdown(wait=False)
-
-
-def _new(digests: Array, seen: set[bytes]) -> Array:
-    """Return the rows whose content is not among `seen`, and add it there."""
-    found: list[int] = []
-    for row, image in enumerate(digests):
-        if (key := image.tobytes()) not in seen:
-            seen.add(key)
-            found.append(row)
-    return np.array(found, np.int64)
-
-
-class _Hashed(Source):
-    """A source that refuses images whose content has changed since they were hashed."""
-
-    def __init__(self, source: Source, digests: Array) -> None:
-        super().__init__(source.labels, source.class_names, source.names)
-        self.source, self.digests, self.in_memory = source, digests, source.in_memory
-
-    def raw(self, i: int) -> Raw:
-        raw = self.source.raw(i)
-        if not np.array_equal(digest(raw), self.digests[i]):
-            raise BadImage(f"{self.names[i]}: was changed while features were computed. Run the command again.")
-        return raw
-
-
-def _hash(source: Source, runtime: Runtime | None, bad_images: BadImages) -> tuple[Array, dict[str, str]]:
-    """Hash all images, each process its share: digests [N, 32], zeros for unreadable images, and {name: reason}."""
-    mine = range(len(source))[share(len(source), *((runtime.rank, runtime.ranks) if runtime else (0, 1)))]
-    digests, skipped = np.zeros((len(mine), 32), np.uint8), dict[str, str]()
-
-    def work(rows: range) -> list[tuple[int, BadImage]]:
-        """Hash some of the images in a thread; reading and hashing release Python's lock."""
-        bad: list[tuple[int, BadImage]] = []
-        for row in rows:
-            try:
-                digests[row] = digest(source.raw(mine[row]))
-            except BadImage as error:
-                bad.append((row, error))
-                if bad_images == "fail":
-                    break
-        return bad
-
-    pieces = [range(i, min(i + PIECE, len(mine))) for i in range(0, len(mine), PIECE)]
-    with ThreadPoolExecutor(1 if source.in_memory else READERS) as readers:
-        for row, error in itertools.chain.from_iterable(readers.map(work, pieces)):
-            if bad_images == "fail":
-                readers.shutdown(cancel_futures=True)
-                return _join(runtime, digests, skipped, error)
-            skipped[source.names[mine[row]]] = str(error)
-    return _join(runtime, digests, skipped, None)
-
-
-def _join(
-    runtime: Runtime | None,
-    digests: Array,
-    skipped: dict[str, str],
-    error: VitkitError | None,
-) -> tuple[Array, dict[str, str]]:
-    """Join the parts of all processes; an error in one of them is raised in all."""
-    mine = (digests, skipped, error)
-    parts = runtime.gather(mine) if runtime else [mine]
-    if failed := next((failed for *_, failed in parts if failed is not None), None):
-        raise failed
-    return np.concatenate([part for part, *_ in parts]), {n: why for _, part, _ in parts for n, why in part.items()}
 
 
 def _missing(cache: FeatureCache, space: Space, digests: Array, width: int) -> Array:

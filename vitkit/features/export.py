@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import ConfigError, MissingDependency
-from vitkit.features.embed import CHUNK, Filled
+from vitkit.features.filled import CHUNK, Filled
 
 
 def export(parts: Mapping[str, Filled], path: str | Path) -> None:

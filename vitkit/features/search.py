@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.errors import OutputError
-from vitkit.features.embed import CHUNK, Filled
+from vitkit.features.filled import CHUNK, Filled
 from vitkit.features.knn import unit
 from vitkit.types import Array
 

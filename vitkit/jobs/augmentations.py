@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from vitkit.data.batch import Batch
 from vitkit.data.decode import decode
-from vitkit.data.loader import Batch, TrainLoader
 from vitkit.data.mix import plan
 from vitkit.data.preprocess import pixels
+from vitkit.data.train_loader import TrainLoader
 from vitkit.explanations import draw
 from vitkit.jobs.pretrain import in_colour
 from vitkit.jobs.train import Prepared

@@ -42,7 +42,7 @@ def doctor(
         data: a data set, as `open_splits` takes it.
         model: a pre-trained model; its features find near-duplicates and suspected labels (default: none).
         cache: the feature cache; needed with a model.
-        batch_size: images per batch (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding (default: one per core).
         runtime: device and precision of the model.
         progress: called with (images decoded, total).
@@ -69,7 +69,7 @@ def look_at_features(
         report: the report of `examine`; it is changed.
         model: a pre-trained model, on its device.
         cache: the feature cache.
-        batch_size: images per batch (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding (default: one per core).
         runtime: device and precision.
         progress: called with the number of images finished since the last call.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitkit.data.base import Source
-from vitkit.data.loader import TrainLoader
+from vitkit.data.train_loader import TrainLoader
 from vitkit.jobs.train import Prepared, wrapped
 from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import unfit

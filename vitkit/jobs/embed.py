@@ -8,14 +8,15 @@ from pathlib import Path
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
+from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
 from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
-from vitkit.features.embed import Filled, fill
+from vitkit.features.embed import fill
 from vitkit.features.export import check, export
+from vitkit.features.filled import Filled
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
 from vitkit.places import cache_folder
@@ -81,7 +82,7 @@ def embed(
         cache: the feature cache.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
         out: an .npz or .parquet file to export the features to.
-        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch in each process (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.

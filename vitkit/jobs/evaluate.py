@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset, stratified
+from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.gpu import Decode
-from vitkit.data.loader import BadImages, images_per_batch
 from vitkit.data.sources import open_splits, parse
 from vitkit.data.table import cells
 from vitkit.errors import DataError, UnreadableFile
@@ -183,7 +183,7 @@ def evaluate(
         data: name of the data, for the result.
         part: description of the part of the data, for the result.
         same_order: whether the data's classes are in the order of the model's outputs, whatever their names.
-        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch in each process (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.

@@ -13,7 +13,8 @@ import torch
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source, Subset
-from vitkit.data.loader import BadImages, EvalLoader
+from vitkit.data.batch import BadImages
+from vitkit.data.eval_loader import EvalLoader
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError, pick
 from vitkit.evaluation.logits import logits_of

@@ -21,7 +21,7 @@ from vitkit.cluster.results import Folder, Manifest
 from vitkit.cluster.work import Settings
 from vitkit.data import remote
 from vitkit.data.base import Source, Unlabelled
-from vitkit.data.loader import SMALL_BATCH, BadImages
+from vitkit.data.batch import SMALL_BATCH, BadImages
 from vitkit.data.sources import parse
 from vitkit.errors import BadImage, ConfigError, DataError
 from vitkit.evaluation.logits import Outputs

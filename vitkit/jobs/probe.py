@@ -14,7 +14,7 @@ import sklearn.linear_model  # imported here so that the import does not count a
 import sklearn.model_selection  # noqa: F401
 
 from vitkit.data.base import Source, Subset, stratified
-from vitkit.data.loader import BadImages, images_per_batch
+from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.labels import LabelMeasures, mean_average_precision, sigmoid
@@ -22,7 +22,8 @@ from vitkit.evaluation.logits import Outputs
 from vitkit.features import unknown
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
-from vitkit.features.embed import Embedded, Filled, fill
+from vitkit.features.embed import fill
+from vitkit.features.filled import Embedded, Filled
 from vitkit.features.head import attach, check_attachable
 from vitkit.features.probe import Fitted, Options, check_labels, check_trainable, fit, tables
 from vitkit.jobs.evaluate import Evaluation, measured, write
@@ -187,7 +188,7 @@ def probe(
         options: how to fit.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
         weights: name of the backbone, for the record.
-        batch_size: images per batch in each process (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch in each process (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.

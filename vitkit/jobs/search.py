@@ -12,7 +12,7 @@ import numpy as np
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Source
-from vitkit.data.loader import BadImages
+from vitkit.data.batch import BadImages
 from vitkit.data.near import close_features, groups
 from vitkit.data.table import cells
 from vitkit.errors import ConfigError, DataError, MissingDependency
@@ -89,7 +89,7 @@ def search(
         cache: the feature cache.
         count: number of images per query.
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
-        batch_size: images per batch (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.
@@ -136,7 +136,7 @@ def near_duplicates(
         cache: the feature cache.
         similarity: smallest cosine similarity of a pair (default: as `vitkit doctor --from` has it, see data/near.py).
         features: the feature, as `vitkit.features.choose` takes it (default: the model's own pooling).
-        batch_size: images per batch (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.

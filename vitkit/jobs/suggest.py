@@ -65,7 +65,7 @@ def suggest(
         images: the unlabelled photos: anything that `predict` accepts.
         cache: the feature cache.
         count: number of photos to suggest.
-        batch_size: images per batch (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision.
         progress: called with the number of images finished since the last call.

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitkit.checkpoints.atomic import staging
 from vitkit.data.base import Subset, need_one_class
-from vitkit.data.loader import BadImages
+from vitkit.data.batch import BadImages
 from vitkit.evaluation.measure import Measures
 from vitkit.explanations import draw
 from vitkit.features.cache import FeatureCache
@@ -101,7 +101,7 @@ def tune(
         folds: folds of the cross-validation; fewer if a class has fewer images (default: FOLDS).
         candidates: recipes to try after the probe (default: CANDIDATES).
         weights: name of the backbone, for the record.
-        batch_size: images per batch where nothing is trained (default: see `data.loader.images_per_batch`).
+        batch_size: images per batch where nothing is trained (default: see `data.batch.images_per_batch`).
         workers: worker processes for decoding; None for one per core.
         runtime: device and precision; one process.
         say: called with a sentence at every stage.

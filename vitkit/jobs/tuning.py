@@ -27,7 +27,7 @@ from vitkit.data.base import Source, Subset
 from vitkit.errors import Diverged, OutOfMemory
 from vitkit.evaluation.logits import logits_of
 from vitkit.features import logistic
-from vitkit.features.embed import Embedded
+from vitkit.features.filled import Embedded
 from vitkit.features.head import Head, Standard, attach
 from vitkit.features.probe import FACTORS, Options, fit
 from vitkit.jobs.train import Prepared, train_into

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 
 
 def balanced(counts: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.data.order import share
 from vitkit.model.config import InputSpec
 from vitkit.runtime import Runtime, out_of_memory

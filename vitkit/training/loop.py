@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import signal
 import time
 from collections import deque
@@ -17,18 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.data.base import Source
-from vitkit.data.loader import Batch, TrainLoader
-from vitkit.errors import Diverged, LostWorker, UnreadableFile
+from vitkit.data.batch import Batch
+from vitkit.data.train_loader import TrainLoader
+from vitkit.errors import Diverged, LostWorker
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Fetched, Runtime, stop_requests
-from vitkit.training import shard, state
+from vitkit.training.calendar import Calendar
 from vitkit.training.failures import Stopped, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
@@ -36,6 +35,7 @@ from vitkit.training.objectives import Objective
 from vitkit.training.optim import Average, Update, clipping, optimizer_for, set_lr
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import RunFolder
+from vitkit.training.saving import Saver
 from vitkit.training.settings import BatchSplit, Settings
 from vitkit.training.state import TrainingState
 from vitkit.training.stopping import consider, reason_to_stop
@@ -43,7 +43,6 @@ from vitkit.training.whole_step import Capture, WholeStep
 
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
-MOST_VALIDATIONS = 50  # per run, unless the user says how often; a longer run skips whole epochs
 SILENCE = 60.0  # seconds without images after which the user is told
 LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
 
@@ -134,7 +133,8 @@ class Loop:
     ) -> None:
         self.train, self.val, self.recipe, self.settings = train, val, recipe, settings
         self.run, self.runtime, self._watch = run, runtime, watch
-        self.total = recipe.total(len(train))
+        self.calendar = Calendar(recipe, settings, len(train))
+        self.total = self.calendar.total
         recipe.warmup_steps(self.total)
         model.gradient_checkpointing = runtime.recomputes = bool(settings.checkpointing)
         self.bare = model.to(runtime.device)
@@ -159,6 +159,7 @@ class Loop:
         if capture is not None and not settings.compile and WholeStep.possible(self.model, objective, self.update):
             images = self.gradients.mean_share
             self.whole = WholeStep(self.model, objective, self.update, images, runtime, capture)
+        self.saver = Saver(run, runtime, self.bare, self.learner, self.optimizer, self.average, objective)
         self.progress = TrainingState()
         self._consistent: TrainingState | None = None  # what can be saved now; None in the middle of an update
         # A GPU gets a step before the numbers of the one before it have arrived, so that it never waits for Python.
@@ -167,45 +168,14 @@ class Loop:
         self._updating = False
         self._waited = -1.0  # seconds, when `_on_wait` was last called
         self.trackers: Trackers | None = None
-        self.epochs_between = math.ceil(self._epochs(self.total) / MOST_VALIDATIONS)  # of validations
 
     def resume(self) -> int:
         """Restore the run's newest intact state, if any; return its step.
 
-        Damaged states are set aside. The checkpoints of that step are written again, because a kill may have come
-        between the state and them.
-
         Raises:
             UnreadableFile: there are states, but all of them are damaged.
         """
-        paths = self.runtime.on_main(self.run.states)
-        damaged: list[tuple[Path, UnreadableFile]] = []
-        for path in paths:
-            error = None
-            try:
-                self.progress = state.read(path, self.learner, self.optimizer, self.average)
-            except UnreadableFile as found:
-                error = found
-            if (error := next(filter(None, self.runtime.gather(error)), None)) is None:
-                break
-            damaged.append((path, error))
-        if paths and len(damaged) == len(paths):
-            raise UnreadableFile(
-                f"No state of {self.run.path} can be resumed from. {damaged[0][1]} Start another run with a new --out; "
-                f"--from {self.run.path}@last uses the latest weights, if they can be read."
-            )
-        if self.progress.scaler:
-            self.runtime.scaler.load_state_dict(self.progress.scaler)
-        self.runtime.wait()
-        if self.runtime.main:
-            for path, error in damaged:
-                with self.run.writing():
-                    os.replace(path, path.with_name(path.name + ".damaged"))
-                self._note(f"{error} It has been renamed to {path.name}.damaged; the state before it is used.")
-            if lost := self.run.forget_after(self.progress.logged):
-                self._note(f"metrics.jsonl lacks at least {lost:,} bytes of what was logged before the last save.")
-        if paths:
-            self._in_turn(self._write_checkpoints)
+        self.progress = self.saver.restore(self._note)
         return self.progress.step
 
     def watch(self, event: dict[str, Any]) -> None:
@@ -255,7 +225,7 @@ class Loop:
         with stop_requests() as requests, _deterministic(settings.deterministic):
             if self.runtime.main:
                 images = self.recipe.batch_size
-                epochs = self._finished(self.total)
+                epochs = self.calendar.finished(self.total)
                 self.watch({"event": "start", "step": start, "total": self.total, "images": images, "epochs": epochs})
             if self.trackers is not None and self.trackers.missing:
                 self._note("TensorBoard is not installed, so no events are written: pip install tensorboard")
@@ -278,7 +248,7 @@ class Loop:
                         break
                     stop = bool(requests)
                     self._launch(step, batch, stop)
-                    ahead = int(self.ahead and not stop and not self._is_due(step + 1))
+                    ahead = int(self.ahead and not stop and not self.calendar.is_due(step + 1))
                     while len(self._launched) > ahead:
                         interrupted = self._finish(clock)
                     if interrupted:
@@ -339,7 +309,7 @@ class Loop:
             try:
                 if not self.progress.pending:
                     self.progress.logged = self.run.logged()
-                self._write()
+                self.saver.save_here(self.progress)
                 return f"Everything up to step {self.progress.step:,} is saved. {resume}"
             except Exception as failed:
                 self._note(f"The run could not be saved: {failed}")
@@ -440,31 +410,23 @@ class Loop:
         if self.progress.pending:
             self._save()
             return
-        if step % self.settings.log_every == 0 or end:
+        if self.calendar.logs(step):
             self._log_training(step, clock)
-        due = self._validation_is_due(step)
-        if due:
+        if self.calendar.validates(step):
             with clock.excluded():
                 new_best = self.val is not None and self._validate(step)
-            now = time.perf_counter()
+            now, epoch = time.perf_counter(), self.calendar.finished(step)
             seconds = {"seconds": now - self.epoch_began}
-            self._log({"event": "epoch", "step": step, "epoch": self._finished(step), **so_far, "time": seconds})
+            self._log({"event": "epoch", "step": step, "epoch": epoch, **so_far, "time": seconds})
             self.progress.epoch, self.epoch_began = {}, now
             if not end:
                 self.progress.ended = reason_to_stop(self.progress, self.recipe.early_stop)
         if self.progress.ended:
             self._end_early(step, clock)
             return
-        save_every = self.settings.save_every
-        if (step % save_every == 0 if save_every else due) or end or new_best:
+        if self.calendar.saves(step) or new_best:
             with clock.excluded():
                 self._save()
-
-    def _is_due(self, step: int) -> bool:
-        """Whether the weights or the sums after so many updates are needed, to log, to validate or to save."""
-        every = self.settings.save_every
-        logged = step % self.settings.log_every == 0 or bool(every and step % every == 0)
-        return logged or step == self.total or self._validation_is_due(step)
 
     def _end_early(self, step: int, clock: Clock) -> None:
         """Log what is left to log, save, and say in run.json that the run stopped early."""
@@ -487,31 +449,13 @@ class Loop:
             {
                 "event": "train",
                 "step": step,
-                "epoch": self._epochs(step),
+                "epoch": self.calendar.epochs(step),
                 **self._means(window),
                 "gradient": window["norm"] / steps,
                 "lr": self.recipe.lr_at(step - 1, self.total),
                 "time": clock.read(int(steps)),
             }
         )
-
-    def _validation_is_due(self, step: int) -> bool:
-        """Whether an epoch ends with this step (in a long run, a group of epochs), or the user asked for it."""
-        if every := self.settings.evaluate_every:
-            return step == self.total or step % every == 0
-        images, group = self.recipe.batch_size, len(self.train) * self.epochs_between
-        return step == self.total or step * images // group > (step - 1) * images // group
-
-    def _epochs(self, step: int) -> float:
-        """Passes over the training data after `step` updates."""
-        return round(step * self.recipe.batch_size / len(self.train), 3)
-
-    def _finished(self, step: int) -> float:
-        """Epochs that are finished after `step` updates, for people: the last update may reach into the next one."""
-        if step == self.total:
-            return self.recipe.epochs or float(f"{self._epochs(step):.{1 if self._epochs(step) < 1 else 4}g}")
-        exact = self._epochs(step)
-        return math.floor(10 * exact) / 10 if self.settings.evaluate_every else math.floor(exact)
 
     def _validate(self, step: int) -> bool:
         """Validate the weights, and their average if there is one; return whether one of them is a new best.
@@ -560,59 +504,10 @@ class Loop:
             self._log({"event": "skipped", "step": self.progress.step, "name": name, "why": why})
 
     def _save(self) -> None:
-        """Write the state, then the checkpoints, which `resume` can restore from it."""
         for name, why in sorted(item for part in self.runtime.gather(self.progress.skipped) for item in part.items()):
             self._on_bad(name, why)  # including those that other processes skipped
         self.progress.logged = self.runtime.on_main(self.run.logged)
-        self._in_turn(self._write)
-
-    def _in_turn(self, work: Callable[[], None]) -> None:
-        """Write in the main process only, or in all of them where each holds a part of the model."""
-        if self.runtime.sharded:
-            work()
-        else:
-            self.runtime.on_main(work)
-
-    def _write(self) -> None:
-        self.progress.scaler = self.runtime.scaler.state_dict()
-        write = partial(shard.write, self.runtime) if self.runtime.sharded else state.write
-        with self.run.writing():
-            folder = self.run.path / "state"
-            write(folder, self.learner, self.optimizer, self.average, self.progress, self.run.info)
-        self._write_checkpoints()
-
-    def _write_checkpoints(self) -> None:
-        p = self.progress
-        extra, judge = {"step": str(p.step)}, self.objective.judge
-        best = p.best is not None and p.best_step == p.step
-        score = {judge: repr(p.best_loss if judge == "loss" else p.best)}
-        self._set_thresholds("last")
-        self._write_weights({"last": extra, **({"best": extra | score} if best and p.best_weights == "last" else {})})
-        if self.average is not None:
-            with self.average.in_place():
-                self._set_thresholds("ema")
-                self._write_weights(
-                    {"ema": extra, **({"best": extra | score} if best and p.best_weights == "ema" else {})}
-                )
-
-    def _write_weights(self, files: dict[str, dict[str, str]]) -> None:
-        """Write the model's present weights to these checkpoints: best, last or ema -> what their metadata holds."""
-        model = self.runtime.assembled(self.bare)
-        beside = self.objective.beside(self.learner)
-
-        def save() -> None:
-            for which, extra in files.items():
-                self.run.save(model, which, extra, beside)
-
-        if self.runtime.sharded:
-            self.runtime.on_main(save)
-        else:
-            save()
-
-    def _set_thresholds(self, which: str) -> None:
-        """Give the model the thresholds that were chosen for these weights, if labels have any."""
-        if found := self.progress.thresholds.get(which):
-            self.bare.input_spec = replace(self.bare.input_spec, thresholds=tuple(found))
+        self.saver.save(self.progress)
 
 
 @contextmanager

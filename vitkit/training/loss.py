@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 
 
 def softmax(logits: Tensor, batch: Batch, smoothing: float, mixed: bool) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.model.config import InputSpec
 from vitkit.runtime import Runtime
 from vitkit.training.objectives import Objective

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.data.base import Source
-from vitkit.data.loader import Batch, EvalLoader
+from vitkit.data.batch import Batch
+from vitkit.data.eval_loader import EvalLoader
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.labels import best_thresholds, cross_entropy, mean_average_precision, sigmoid
 from vitkit.evaluation.logits import logits_of

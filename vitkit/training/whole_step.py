@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.runtime import Runtime
 from vitkit.training.objectives import Objective
 from vitkit.training.optim import Update

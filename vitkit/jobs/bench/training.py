@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitkit.cpu_products import fp32_products
 from vitkit.cuda_capture import capture
 from vitkit.data.base import Pixels
-from vitkit.data.loader import Batch
+from vitkit.data.batch import Batch
 from vitkit.errors import ConfigError
 from vitkit.jobs.bench.limit import LIMIT, products
 from vitkit.jobs.bench.options import Options
