@@ -167,7 +167,7 @@ FAULTS: dict[str, Fault] = {
         "training/muon.py", " * max(shape) ** 0.5", "", "training/test_parts.py"
     ),
     "a state is saved while the next step is computed": fault(
-        "training/loop.py", "not stop and not self._is_due(step + 1)", "not stop", "training/test_ahead.py"
+        "training/loop.py", "not stop and not self.calendar.is_due(step + 1)", "not stop", "training/test_ahead.py"
     ),
     "a captured step reads the images of the first one": fault(
         "training/whole_step.py",
@@ -215,7 +215,7 @@ FAULTS: dict[str, Fault] = {
         "evaluation/test_labels.py",
     ),
     "the average gets the thresholds of the last weights": fault(
-        "training/loop.py", 'self._set_thresholds("ema")', 'self._set_thresholds("last")', "training/test_labels.py"
+        "training/saving.py", "p.thresholds.get(which)", 'p.thresholds.get("last")', "training/test_labels.py"
     ),
     "labels of a mixed image are not mixed": fault(
         "data/mix.py", "(1 - weight[:, None]) * others", "(1 - weight[:, None]) * labels", "data/test_labels.py"
@@ -270,6 +270,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "a resumed run forgets the optimiser": fault(
         "training/state.py", "if name in state:", "if name in ():", "training/test_loop.py"
+    ),
+    "waiting for a batch counts while the device computes": fault(
+        "training/loop.py", "or self._launched[-1].arriving.done()", "or True", "training/test_ahead.py"
+    ),
+    "an update that does not clip": fault(
+        "training/adamw.py",
+        "(limit / (norm + SMALL)).clamp(max=1.0)",
+        "torch.ones_like(norm)",
+        "training/test_parts.py",
+    ),
+    "broken numbers change the weights": fault(
+        "training/triton_adamw.py",
+        "if tl.load(broken_at) == 0.0:",
+        "if tl.load(broken_at) >= 0.0:",
+        "speed/test_triton.py",
     ),
     # features
     "k-NN's temperature of 0.07 as 0.7": fault("features/knn.py", "T = 0.07", "T = 0.7", "features/test_heads.py"),
@@ -501,6 +516,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "--image-size reads width before height": fault(
         "cli/options.py", "(pixels[0], pixels[1])", "(pixels[1], pixels[0])", "cli/test_cli.py"
+    ),
+    "the average counts as the best when the weights were": fault(
+        "training/saving.py", "best and p.best_weights == which", "best", "training/test_loop.py"
+    ),
+    # public functions
+    "a model that was passed keeps its old weights": fault(
+        "api/training.py", "copy_weights(trained, model)", "pass", "test_api.py"
     ),
     # the two other interfaces
     "paper.ViT without the second residual": fault(
