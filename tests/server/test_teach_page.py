@@ -360,18 +360,18 @@ def test_food_from_empty_to_a_saved_run(browser, tmp_path: Path) -> None:
                 name_class(page, name)
                 add(page, name, sorted((data / "pizza_steak_sushi" / "train" / name).glob("*.jpg"))[:10])
             page.locator("#teach-score").filter(has_text="of 30 photos recognised.").wait_for()
+            page.locator("#teach-save:enabled").click()  # which chooses the settings once more, from all photos
+            page.locator("#teach-saved").wait_for(timeout=60_000)
             for photo in unseen:
                 page.locator("#teach-status").evaluate("one => { one.textContent = ''; }")
                 page.locator("#teach-try-file").set_input_files(photo)
                 said(page, "It says")
                 first = page.locator("#teach-bars li").first
                 answers.append((first.locator(".name").inner_text(), first.locator(".share").inner_text()))
-            page.locator("#teach-save:enabled").click()
-            page.locator("#teach-saved").wait_for(timeout=60_000)
     saved = [one.guesses[0] for one in vitkit.predict(tmp_path / "food", unseen)]
     assert [name for name, _ in answers] == [guess.name for guess in saved]  # the run answers as the page did
     for (_, share), guess in zip(answers, saved, strict=True):
         if share[0] not in "<>":
-            assert abs(float(share.rstrip("%")) / 100 - guess.probability) < 0.002
+            assert abs(float(share.rstrip("%")) / 100 - guess.probability) < 0.0006  # the page shows three digits
     shutil.copytree(data / "pizza_steak_sushi" / "test", tmp_path / "test")
     assert vitkit.evaluate(tmp_path / "food", tmp_path / "test").measures.top1 > 0.9
