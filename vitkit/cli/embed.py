@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import (
+    DECODED,
     BadImagesOrRows,
     BatchSize,
     Cache,
@@ -115,11 +116,10 @@ def embed(
             )
         else:
             for name, part in done.items():
-                by_gpu = ", decoded on the GPU" if part["decode"] == "gpu" else ""
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
                 print(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
-                    f"{part['seconds']:.2f} s{rate}, {part['precision']}{by_gpu}"
+                    f"{part['seconds']:.2f} s{rate}, {part['precision']}{DECODED[part['decode']]}"
                 )
             print(f"{choice.width} values per image (feature: {choice.name}), cached in {kept.path}")
             if out is not None:
