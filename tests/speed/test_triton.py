@@ -43,6 +43,10 @@ def add_norm(D: int, rows: int = 12) -> list[Tensor]:
     return [*found, small * scales[:, None], scales]
 
 
+def sum_rows() -> list[Tensor]:
+    return [kernels.sum_rows(torch.randn(shape)) for shape in ((300, 3, 41), (256, 16), (1, 5))]
+
+
 def attention() -> list[Tensor]:
     return [kernels.attention(torch.randn(2 * 21, 3 * 32).half(), 2, 2, 21).float()]
 
@@ -183,6 +187,7 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "add_norm": (partial(add_norm, 24), 1e-5),
     "add_norm of a power of two": (partial(add_norm, 32), 1e-5),
     "add_norm of an odd width": (partial(add_norm, 41), 1e-5),
+    "sum_rows": (sum_rows, 1e-5),
     "attention": (attention, 2e-3),
     "attention_loop": (partial(attention_loop, 101, 64), 2e-3),
     "attention_loop of heads of 80": (partial(attention_loop, 65, 80), 2e-3),

@@ -14,8 +14,9 @@ Gradients of weights come out of their products in fp32, without rounding. Every
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
 Matrix products are the library's. In a run that keeps its choices (choices.py: `pinned`), products of many rows have
-the algorithm of cuBLASLt that is the fastest here, and the MLP's GELU and its derivative may be part of their products
-(cublas.py). These, and the kernels, compute GELU by a tanh that is as far from the exact one as bf16 rounds.
+the algorithm of cuBLASLt that is the fastest here (cublas.py), and the MLP's GELU and its derivative may be part of
+their products, by cuBLASLt or by a kernel of ours (gelu_products.py). These, and the kernels, compute GELU by a tanh
+that is as far from the exact one as bf16 rounds.
 
 The forward products of qkv and the MLP, and those for the gradients of the MLP's and U_msa's inputs, can run in fp8,
 with one scale per row. A LayerNorm finds the scale as it writes the row, and so does its backward pass. The GELU uses a
@@ -34,10 +35,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.speed import cublas
+from vitkit.speed import cublas, gelu_products
 from vitkit.speed.choices import pinning
 from vitkit.speed.dropping import Depth, Dropout, depth_arguments, dropout_arguments, rows_of, tokens_of
-from vitkit.speed.kernels import FP8, FP8_MAX, attention_loop, by_triton, multiply, processors, rows_to_fp8, to_fp8
+from vitkit.speed.kernels import (
+    FP8,
+    FP8_MAX,
+    attention_loop,
+    by_triton,
+    multiply,
+    processors,
+    rows_to_fp8,
+    sum_rows,
+    to_fp8,
+)
 
 Context = Any       # torch's own type of a Function's context does not declare the attributes stored in it
 # How the kernels are launched: warps, rows at a time (STEP), rows and columns of a program, turns of its loop that load
@@ -279,7 +290,7 @@ class AddNorm(torch.autograd.Function):
                 *(small or (dz, mean)), sums, M, tokens_of(M, before, after), D, triton.cdiv(M, count),
                 HAS_DZ=dz_in is not None, BEFORE=before is not None, AFTER=after is not None, DROP=drop is not None,
                 FP8_TOO=small is not None, PROGRAMS=count, WIDTH=triton.next_power_of_2(D), **launch)
-            of_weight, of_shift, of_bias = sums.sum(0)
+            of_weight, of_shift, of_bias = sum_rows(sums)
         else:
             x, g = (z.float() - mean[:, None]) * rstd[:, None], du.float()
             g = g if after is None else after.spread(g)
@@ -337,7 +348,7 @@ class Parts(torch.autograd.Function):
             sums = torch.empty(chunks, count * N, device=u.device)
             triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
                 a, b, c, dy, sums, M, N, count, **launch)
-            of_bias = sums.sum(0)
+            of_bias = sum_rows(sums)
         else:
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
@@ -394,7 +405,7 @@ class Attend(torch.autograd.Function):
             triton_training.attention_backward[(heads, images)](
                 qkv, sa, dsa, lse, dqkv, sums, T, width, size**-0.5, ROWS=triton.next_power_of_2(T), SIZE=size,
                 REST=rest(T, launch["STEP"]), **launch)
-            of_bias = sums.sum(0)
+            of_bias = sum_rows(sums)
         else:
             q, k, v = heads_of(qkv.float(), images, heads)
             do, = heads_of(dsa.float(), images, heads, 1)
@@ -478,14 +489,12 @@ class MLP(torch.autograd.Function):
         """
         W1, W2 = weight1.to(u.dtype), weight2.to(u.dtype)
         inner = scales = None
+        ctx.ours = False
         if small is None or scale is None:
-
-            def apart() -> tuple[Tensor, Tensor]:
-                h = product(u, W1, bias1)
-                return gelu(h, tanh, drop)[0], h
-
-            fused = drop is None and pinning()
-            g, h = cublas.linear_gelu(u, W1.mT, bias1.to(u.dtype), apart) if fused else apart()
+            b1 = bias1.to(u.dtype)
+            ctx.ours = drop is None and pinning() and gelu_products.faster(u, W1, b1, W2, tanh, MLP.activate,
+                                                                           MLP.derive)
+            g, h = gelu_products.linear_gelu(u, W1.mT, b1, tanh) if ctx.ours else MLP.activate(u, W1, b1, tanh, drop)
         else:
             lengths = torch.empty(len(weight1), device=u.device)
             h, scales = small_product((small, scale), W1, bias1, lengths), bound(scale, lengths, bias1)
@@ -507,19 +516,36 @@ class MLP(torch.autograd.Function):
             dh, scales = small_product(small, W2, None, lengths, turned=True), bound(small[1], lengths)
             scales = scales if drop is None else scales * max(drop.scale, 1.0)
             dh, of_bias, inner = gelu_gradient(dh, h, ctx.tanh, drop, scales)
+        elif ctx.ours:
+            dh, of_bias = gelu_products.product_dgelu(dy, W2, h)
         else:
-
-            def apart() -> tuple[Tensor, Tensor]:
-                return gelu_gradient(input_gradient(dy, W2), h, ctx.tanh, drop)[:2]
-
-            fused = drop is None and pinning()
-            dh, of_bias = cublas.product_dgelu(dy, W2, h, apart) if fused else apart()
+            dh, of_bias = MLP.derive(dy, W2, h, ctx.tanh, drop)
         if inner is None or scales is None:
             du = input_gradient(dh, W1)
         else:
             du = small_product((inner, scales), W1, turned=True)
         return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
                 weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None, None)
+
+
+    @staticmethod
+    def activate(u: Tensor, W1: Tensor, b1: Tensor, tanh: bool, drop: Dropout | None = None) -> tuple[Tensor, Tensor]:
+        """Return g, which is GELU(h) after dropout, and h = u W_1^T + b_1, by a library."""
+
+        def apart() -> tuple[Tensor, Tensor]:
+            h = product(u, W1, b1)
+            return gelu(h, tanh, drop)[0], h
+
+        return cublas.linear_gelu(u, W1.mT, b1, apart) if drop is None and pinning() else apart()
+
+    @staticmethod
+    def derive(dy: Tensor, W2: Tensor, h: Tensor, tanh: bool, drop: Dropout | None = None) -> tuple[Tensor, Tensor]:
+        """Return the gradient of h if that of g W_2^T is dy, and its sums over the rows, by a library."""
+
+        def apart() -> tuple[Tensor, Tensor]:
+            return gelu_gradient(input_gradient(dy, W2), h, tanh, drop)[:2]
+
+        return cublas.product_dgelu(dy, W2, h, apart) if drop is None and pinning() else apart()
 
 
 def gelu(h: Tensor, tanh: bool, drop: Dropout | None, scales: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -577,7 +603,7 @@ def gelu_gradient(dg: Tensor, h: Tensor, tanh: bool, drop: Dropout | None,
             h, dg, inner if inner is not None else dg, scales if scales is not None else sums, sums,
             *dropout_arguments(drop, sums), M, N, TANH=tanh, APPROXIMATE=h.is_cuda, DROP=drop is not None,
             FP8_TOO=inner is not None, **launch)
-        return dg, sums.sum(0), inner
+        return dg, sum_rows(sums), inner
     dg = dg if drop is None else drop(dg).to(dg.dtype)
     dh = torch.ops.aten.gelu_backward(dg, h, approximate="tanh" if tanh else "none")
     if inner is not None and scales is not None:

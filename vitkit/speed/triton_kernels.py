@@ -7,6 +7,18 @@ import triton.language as tl
 
 
 @triton.jit
+def sum_rows(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """See kernels.sum_rows; a program sums BLOCK columns, ROWS rows at a time."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)
+        total += tl.load(x + row.to(tl.int64)[:, None] * columns + column, mask=inside, other=0.0)
+    tl.store(out + column, tl.sum(total, axis=0), mask=column < columns)
+
+
+@triton.jit
 def part(at, column, D: tl.constexpr, MASKED: tl.constexpr):
     """Load some columns of a row in fp32; those outside of it are 0."""
     if MASKED:
