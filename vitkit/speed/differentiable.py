@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.speed import cublas, gelu_products
+from vitkit.speed import attention_gradient, cublas, gelu_products
 from vitkit.speed.choices import pinning
 from vitkit.speed.dropping import Depth, Dropout, depth_arguments, dropout_arguments, rows_of, tokens_of
 from vitkit.speed.kernels import (
@@ -395,7 +395,9 @@ class Attend(torch.autograd.Function):
         (u, W, qkv, sa, lse), images, heads = ctx.saved_tensors, ctx.images, ctx.heads
         dsa, (M, width) = dsa.contiguous(), sa.shape
         T, size = M // images, width // heads
-        if by_triton(u):
+        if attention_gradient.takes(T, size, u.device) and u.dtype == torch.bfloat16:
+            dqkv, of_bias = attention_gradient.attention_gradient(qkv, sa, dsa, lse)
+        elif by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
