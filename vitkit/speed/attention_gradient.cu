@@ -6,9 +6,9 @@
 //
 // A block computes one head of one image after the other, with everything of a head in shared memory. Keys are rows of
 // A^T and dS^T, so that both go from one product to the next in registers; only dq needs dS from shared memory. Two
-// groups of four warps take 64 keys each, in turns, then 64 queries each. One thread loads the next head as soon as there
-// is room. Three warps compute delta and the gradient of v's bias of the next head, because the rows of A sum to 1: it is
-// the sum of do.
+// groups of four warps take 64 keys each, in turns, then 64 queries each. One thread loads the next head as soon as
+// there is room. Three warps compute delta of the next head, and the gradient of v's bias, which is the sum of do,
+// because the rows of A sum to 1.
 //
 // Tokens beyond T are read as zeros, and their lse is infinite: their A is 0. Keys beyond T have a dS, which meets
 // rows of zeros in k. Nothing beyond T is stored.
@@ -21,9 +21,15 @@ constexpr int BLOCKS = 4;                            // of 64 keys or queries, t
 constexpr int Q = 0, K = TILE, V = 2 * TILE, DO = 3 * TILE, DS = 4 * TILE;      // dS^T: BLOCKS boxes of 64 queries
 constexpr int TOKENS = DS + BLOCKS * TILE;           // lse / log 2 and delta of each query, for two heads
 constexpr int BARRIERS = TOKENS + 2 * TP * 8;
+constexpr int AT_ONCE = 3;                           // tokens whose delta a thread helps to compute
 constexpr float LOG2E = 1.4426950408889634f;
 
-__device__ __forceinline__ float power_of_two(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
@@ -52,11 +58,13 @@ __device__ __forceinline__ void put(const float (&v)[32], float scale, u32 matri
         store(out, column, row, image, matrix + row * 128);
         store_commit();
     }
+    __syncwarp();
 }
 
 // The part of N queries, from FIRST on, for 64 keys from `key` on: adds to dv and dk, and writes dS.
-template <int N, int FIRST> __device__ __forceinline__ void queries(float (&dv)[32], float (&dk)[32], u32 base, u32 tokens,
-                                                                    int key, float factor, int thread) {
+template <int N, int FIRST>
+__device__ __forceinline__ void queries(float (&dv)[32], float (&dk)[32], u32 base, u32 tokens, int key, float factor,
+                                        int thread) {
     float s[N / 2], da[N / 2];
     u32 pairs[N / 16][4], changed[N / 16][4];
     const u64 q = described(base + Q + FIRST * 128), g = described(base + DO + FIRST * 128);
@@ -89,7 +97,8 @@ template <int N, int FIRST> __device__ __forceinline__ void queries(float (&dv)[
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const u32 pair = pairs[i / 2][i % 2 * 2 + j];
-            changed[i / 2][i % 2 * 2 + j] = packed(low(pair) * (da[4 * i + 2 * j] - two.y), high(pair) * (da[4 * i + 2 * j + 1] - two.w));
+            const float *d = &da[4 * i + 2 * j];
+            changed[i / 2][i % 2 * 2 + j] = packed(low(pair) * (d[0] - two.y), high(pair) * (d[1] - two.w));
         }
     }
     mma_fence();
@@ -106,8 +115,8 @@ template <int N, int FIRST> __device__ __forceinline__ void queries(float (&dv)[
     }
 }
 
-// Boxes of qkv and dO have TP rows, those of dqkv 16. `of_q` [8 images, width] and `of_v` [3 images, width] are parts of the
-// biases' gradients. `factor` = scale / log 2.
+// Boxes of qkv and dO have TP rows, those of dqkv 16. `of_q` [8 images, width] and `of_v` [3 images, width] are parts
+// of the biases' gradients. `factor` = scale / log 2.
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_gradient(const __grid_constant__ Map qkv, const __grid_constant__ Map dout, const __grid_constant__ Map dqkv,
                    const uint4* o, const uint4* dout_again, const float* lse, float* of_q, float* of_v, int heads,
@@ -130,7 +139,7 @@ attention_gradient(const __grid_constant__ Map qkv, const __grid_constant__ Map 
     __syncthreads();
 
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0) {                      // loads
             u32 parity = 1;                          // at first, everything is free
             for (int item = blockIdx.x; item < items; item += gridDim.x, parity ^= 1) {
@@ -154,27 +163,36 @@ attention_gradient(const __grid_constant__ Map qkv, const __grid_constant__ Map 
 #pragma unroll
             for (int i = 0; i < 8; i++) sum[i] = 0.0f;
             barrier_wait(used + 8 * slot, (n >> 1 & 1) ^ 1);
-#pragma unroll 1
-            for (int first = 4 * warp; first < TP; first += 12) {
-                const int token = first + lane / 8;
-                const bool inside = token < T;
-                const long long at = ((image * (long long)T + (inside ? token : 0)) * width + head * 64) / 8 + lane % 8;
-                const uint4 a = __ldg(o + at), b = __ldg(dout_again + at);
-                const u32 left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
-                const float total = inside && lane % 8 == 0 ? __ldg(lse + (long long)item * T + token) : 0.0f;
-                float delta = 0.0f;
+            for (int first = 4 * warp; first < TP; first += 12 * AT_ONCE) {
+                uint4 a[AT_ONCE], b[AT_ONCE];        // loaded together, because each load takes long
+                float total[AT_ONCE];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    delta += low(left[i]) * low(right[i]) + high(left[i]) * high(right[i]);
-                    sum[2 * i] += inside ? low(right[i]) : 0.0f;
-                    sum[2 * i + 1] += inside ? high(right[i]) : 0.0f;
+                for (int i = 0; i < AT_ONCE; i++) {
+                    const int token = min(first + 12 * i + lane / 8, T - 1);
+                    const long long at = ((image * (long long)T + token) * width + head * 64) / 8 + lane % 8;
+                    a[i] = __ldg(o + at);
+                    b[i] = __ldg(dout_again + at);
+                    total[i] = __ldg(lse + (long long)item * T + token);
                 }
 #pragma unroll
-                for (int bit = 1; bit < 8; bit *= 2) delta += __shfl_xor_sync(0xFFFFFFFFu, delta, bit);
-                if (lane % 8 == 0 && token < TP)
-                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(base + TOKENS + (slot * TP + token) * 8),
-                                 "f"(inside ? total * LOG2E : __int_as_float(0x7F800000)), "f"(inside ? delta : 0.0f)
-                                 : "memory");
+                for (int i = 0; i < AT_ONCE; i++) {
+                    const int token = first + 12 * i + lane / 8;
+                    const bool inside = token < T;
+                    const u32 left[4] = {a[i].x, a[i].y, a[i].z, a[i].w}, right[4] = {b[i].x, b[i].y, b[i].z, b[i].w};
+                    float delta = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        delta += low(left[j]) * low(right[j]) + high(left[j]) * high(right[j]);
+                        sum[2 * j] += inside ? low(right[j]) : 0.0f;
+                        sum[2 * j + 1] += inside ? high(right[j]) : 0.0f;
+                    }
+#pragma unroll
+                    for (int bit = 1; bit < 8; bit *= 2) delta += __shfl_xor_sync(0xFFFFFFFFu, delta, bit);
+                    if (lane % 8 == 0 && token < TP)
+                        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(base + TOKENS + (slot * TP + token) * 8),
+                                     "f"(inside ? total[i] * LOG2E : __int_as_float(0x7F800000)),
+                                     "f"(inside ? delta : 0.0f) : "memory");
+                }
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(ready + 8 * slot);
@@ -190,7 +208,7 @@ attention_gradient(const __grid_constant__ Map qkv, const __grid_constant__ Map 
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         const int group = threadIdx.x / 128 - 1, own = thread / 32 * 16;        // the warp's rows of a block
         for (int item = blockIdx.x, n = 0; item < items; item += gridDim.x, n++) {
             const int image = item / heads, column = item % heads * 64, slot = n & 1;
@@ -216,6 +234,7 @@ attention_gradient(const __grid_constant__ Map qkv, const __grid_constant__ Map 
                 store_wait_read();
                 barrier_arrive(free_v);
             }
+            __syncwarp();
             asm volatile("bar.sync 1, 256;" ::: "memory");
             float dq[2][32], sum[16];
             mma_fence();

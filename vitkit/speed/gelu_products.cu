@@ -27,7 +27,11 @@ constexpr int W_BOXES = 16, W_PART = 2;              // the next 16 numbers of W
 constexpr int W_BOXES = W_BYTES / 2, W_PART = 128;   // the next 16 rows of W
 #endif
 
-__device__ __forceinline__ u32 rank_in_cluster() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+__device__ __forceinline__ u32 rank_in_cluster() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
 
 __device__ __forceinline__ void cluster_sync() {
     cluster_sync();
@@ -154,8 +158,8 @@ struct Ring {
 // Boxes of 64 columns, and rows: x 128, w 64, out 16. `other` is the bias in bf16, or the sums [8 pairs, N];
 // `slopes` is GELU', 1024 uint4 per tile. `pairs` of row tiles, `tiles` of columns, `turns` = K / 64.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map out, void* other,
-             uint4* slopes, int pairs, int tiles, int turns) {
+gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map out,
+              void* other, uint4* slopes, int pairs, int tiles, int turns) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 base = shared_address(memory);
     const u32 full = base + BARRIERS, empty = full + 8 * STAGES, turn = empty + 8 * STAGES;
@@ -165,9 +169,9 @@ gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, cons
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 2);          // one group of each multiprocessor
+            barrier_init(empty + 8 * s, 8);          // four warps of each multiprocessor
         }
-        for (int group = 0; group < 2; group++) barrier_init(turn + 8 * group, 1);
+        for (int group = 0; group < 2; group++) barrier_init(turn + 8 * group, 4);
         barriers_are_ready();
     }
     __syncthreads();
@@ -195,7 +199,7 @@ gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, cons
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        const int group = threadIdx.x / 128 - 1;
+        const int group = threadIdx.x / 128 - 1, lane = thread & 31;
         const u32 box = base + BUFFERS + group * BOX;
         float d[2][64];
         Ring ring = {0, 0};
@@ -214,7 +218,8 @@ gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, cons
 #pragma unroll
             for (int i = 0; i < 8; i++) known[i] = __ldg(own + 128 * i);
 #endif
-            // The products of one group follow those of the other. That also keeps each barrier within one phase.
+            // The products of one group follow those of the other. Every warp arrives at every barrier, so that no
+            // barrier is two phases ahead of a warp that still waits for it.
             if (group + n > 0) barrier_wait(turn + 8 * group, (n - (group == 0)) & 1);
             u32 before = 0;                          // the barrier of the stage before
             for (int k = 0; k < turns; k++, ring.step()) {
@@ -230,13 +235,13 @@ gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, cons
                 mma_commit();
                 if (k > 0) {
                     mma_wait<1>();
-                    if (thread < 2) barrier_arrive(before, thread);
+                    if (lane < 2) barrier_arrive(before, lane);
                 }
                 before = empty + 8 * ring.stage;
             }
-            if (thread == 0) barrier_arrive(turn + 8 * (1 - group));
+            if (lane == 0) barrier_arrive(turn + 8 * (1 - group));
             mma_wait<0>();
-            if (thread < 2) barrier_arrive(before, thread);
+            if (lane < 2) barrier_arrive(before, lane);
 #ifdef FORWARD
             finish(d, box, &out, bias, own, row, column, thread);
 #else
@@ -244,7 +249,7 @@ gelu_products(const __grid_constant__ Map x, const __grid_constant__ Map w, cons
 #endif
             ring.skip(turns);                        // the next tile is the other group's
         }
-        if (thread % 32 == 0) store_wait();
+        if (lane == 0) store_wait();
     }
     // Nobody leaves while the other may still send to it.
     cluster_sync();

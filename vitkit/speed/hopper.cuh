@@ -86,8 +86,8 @@ template <int LEFT> __device__ __forceinline__ void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
 }
 
-// Describe a matrix in shared memory to a product, with the bytes from one box of 64 columns to the next. Addresses count
-// in units of 16 bytes: 16 columns further is + 2, 16 rows further + 128.
+// Describe a matrix in shared memory to a product, with the bytes from one box of 64 columns to the next. Addresses
+// count in units of 16 bytes: 16 columns further is + 2, 16 rows further + 128.
 __device__ __forceinline__ u64 described(u32 at, u32 boxes = 16) {
     return u64((at & 0x3FFFF) >> 4) | u64(boxes >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
@@ -106,9 +106,10 @@ __device__ __forceinline__ void rounded(u32 (&pairs)[4], const float* v) {
 
 // Write 16 columns of a warp's 16 rows, which begin at `row`, into a box.
 __device__ __forceinline__ void to_shared(u32 box, int row, int column, int thread, const u32 (&v)[4]) {
-    const int lane = thread & 31, at = row + (lane & 15), piece = column / 8 + (lane >> 4);
+    const int lane = thread & 31, own = row + (lane & 15), piece = column / 8 + (lane >> 4);
+    const u32 at = box + own * 128 + ((piece ^ (own & 7)) << 4);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :: "r"(box + at * 128 + ((piece ^ (at & 7)) << 4)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+                 :: "r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
 // Hand over one half of the columns to the thread whose number differs in one bit.
