@@ -300,21 +300,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "the cache does not tell decoders apart": fault(
         "features/cache.py",
-        'PIL.__version__ if decode == "cpu" else gpu_decoder(decode)',
+        'PIL.__version__ if decode == "cpu" else gpu_decoder()',
         "PIL.__version__",
         "features/test_cache.py",
     ),
     "a worker fills a slot that is in use": fault(
         "data/slots.py", "self._free.acquire()", "pass", "data/test_slots.py"
-    ),
-    "the cache does not tell decoding by both from decoding on the GPU": fault(
-        "data/gpu.py", 'if decode == "both" else found', "if not decode else found", "features/test_cache.py"
-    ),
-    "all files that end alike are decoded by the same": fault(
-        "data/gpu.py", "zlib.crc32(raw[-TAIL:], len(raw))", "zlib.crc32(raw[-2:])", "data/test_gpu.py"
-    ),
-    "decoding by both leaves every file to the GPU": fault(
-        "data/gpu.py", '(self.decode == "both" and in_gpu_half(raw))', 'self.decode == "both"', "data/test_gpu.py"
     ),
     "a file is turned the wrong way on the GPU": fault(
         "data/gpu.py",

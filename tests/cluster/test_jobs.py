@@ -311,7 +311,6 @@ def test_a_machine_without_the_data_stops_the_job_and_makes_no_rows(at: Path) ->
         ("embed {d} --from {w} --on ray --out {o} --precision fp16", "fp16 runs on GPUs only"),
         ("predict {w} {d} --on ray --out {o} --csv", "--csv has no meaning with --on ray"),
         ("predict {w} - --on ray --out {o}", "--on ray does not read standard input"),
-        ("eval {w} {d} --on ray --out {o} --decode both", "--decode has no meaning with --on ray"),
         ("eval {w} {d} --on ray --out {o} --engine onnx", "--engine has no meaning with --on ray"),
     ],
 )

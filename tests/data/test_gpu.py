@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import itertools
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -16,9 +14,8 @@ from PIL import Image
 
 from tests.data.images import class_folder, odd_files
 from vitkit.data import EvalLoader, open_source
-from vitkit.data.base import Subset
 from vitkit.data.decode import digest
-from vitkit.data.gpu import PIECE, ROOM, TAIL, DeviceWorker, GpuPixels, gpu_decoder, in_gpu_half, nvjpeg, takes
+from vitkit.data.gpu import GpuPixels, nvjpeg, takes
 from vitkit.data.resize import Resize
 from vitkit.errors import BadImage, ConfigError, MissingDependency
 from vitkit.evaluation.predict import Images
@@ -39,10 +36,10 @@ def stand_in(files: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-@pytest.fixture(params=["gpu", "both"])
-def on_gpu(monkeypatch, request):
+@pytest.fixture
+def on_gpu(monkeypatch):
     monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", functools.partial(GpuPixels, decoder=stand_in))
-    return functools.partial(EvalLoader, decode=request.param)
+    return functools.partial(EvalLoader, decode="gpu")
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -58,9 +55,9 @@ def jpeg(image: Image.Image, **how) -> bytes:
     return file.getvalue()
 
 
-def broken(seed: int = 3) -> bytes:
+def broken() -> bytes:
     """A JPEG with a Huffman table that no decoder takes."""
-    file = bytearray(jpeg(noise(50, 60, seed), comment=b"refuse me"))
+    file = bytearray(jpeg(noise(50, 60, 3), comment=b"refuse me"))
     table = file.index(b"\xff\xc4") + 5
     file[table : table + 16] = b"\xff" * 16
     return bytes(file)
@@ -150,154 +147,15 @@ def test_which_files_are_for_the_gpu():
     assert takes(file.getvalue(), "a") == 0
 
 
-def test_about_half_of_all_files_are_for_the_gpu():
-    black = Image.new("RGB", (400, 800))
-    bordered = []
-    for seed in range(400):
-        image = black.copy()
-        image.paste(noise(40, 20, seed), (0, 0))
-        bordered.append(jpeg(image))
-    assert len({file[-TAIL:] for file in bordered}) < 20  # most end alike, and still differ
-    for files in (bordered, [jpeg(noise(16 + seed % 50, 16 + seed % 33, seed)) for seed in range(400)]):
-        assert 160 <= sum(map(in_gpu_half, files)) <= 240  # four standard deviations around a half
-
-
-@pytest.fixture
-def halves(tmp_path):
-    """A folder with all sorts of files, each of them in either half."""
-
-    def turned(seed, turn):
-        exif = Image.Exif()
-        exif[0x0112] = turn
-        return jpeg(noise(80, 50, seed), exif=exif)
-
-    def png(seed):
-        file = io.BytesIO()
-        noise(40, 30, seed).save(file, "PNG")
-        return file.getvalue()
-
-    kinds = {f"{w}x{h}": functools.partial(lambda w, h, n: jpeg(noise(w, h, n)), w, h) for w, h in SIZES}
-    kinds |= {f"turned-{turn}": functools.partial(turned, turn=turn) for turn in range(1, 9)}
-    kinds |= {
-        "gray": lambda n: jpeg(noise(60, 50, n).convert("L")),
-        "cmyk": lambda n: jpeg(noise(60, 50, n).convert("CMYK")),
-        "png": png,
-        "refused": lambda n: jpeg(noise(90, 50, n), comment=b"refuse me"),
-        "broken": broken,
-        "truncated": lambda n: jpeg(noise(90, 70, n))[:1500],
-        "text": lambda n: b"not an image %d" % n,
-    }
-    for kind, make in kinds.items():
-        for half in ("a", "b"):
-            data = next(file for file in map(make, itertools.count()) if in_gpu_half(file) == (half == "a"))
-            (tmp_path / half).mkdir(exist_ok=True)
-            (tmp_path / half / f"{kind}.jpg").write_bytes(data)
-    return open_source(tmp_path, "all")
-
-
-SIZES = ((30, 20), (33, 32), (64, 48), (200, 40), (40, 200), (600, 500))
-
-
-def odd_colours(files: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Decode like the stand-in, to other pixels: whoever decoded an image can be told from them."""
-    return [255 - image for image in stand_in(files)]
-
-
-@pytest.mark.parametrize("room", [20_000, 600_000])  # of which the first is too small for some images
-@pytest.mark.parametrize("workers", [0, 2])
-def test_both_decodes_each_half_as_its_own_decoder_does(halves, monkeypatch, workers, room):
-    monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", functools.partial(GpuPixels, decoder=odd_colours))
-    how = {"batch_size": 9, "workers": workers, "bad_images": "skip", "hashed": True}
-    here, there = EvalLoader(halves, SPEC, **how), EvalLoader(halves, SPEC, decode="gpu", **how)
-    expected = list(zip(here, there, strict=True))
-    resized, whole = [], Resize.__call__
-
-    def count(self, images, ready):
-        resized.extend(ready)
-        return whole(self, images, ready)
-
-    monkeypatch.setattr("vitkit.data.gpu.ROOM", room)
-    monkeypatch.setattr(Resize, "__call__", count)
-    both, by_gpu, by_workers = EvalLoader(halves, SPEC, decode="both", **how), set(), set()
-    for found, (cpu, gpu) in zip(both, expected, strict=True):
-        assert torch.equal(found.index, cpu.index)
-        assert torch.equal(found.labels, cpu.labels)
-        assert np.array_equal(found.digests, cpu.digests)
-        for n, i in enumerate(found.index.tolist()):
-            raw, name = halves.raw(i), halves.names[i]
-            left = in_gpu_half(raw) and takes(raw, name) > 0
-            assert torch.equal(found.pixels[n], (gpu if left else cpu).pixels[n]), name
-            if not torch.equal(cpu.pixels[n], gpu.pixels[n]):
-                (by_gpu if left else by_workers).add(name[2:])
-    assert both.skipped == here.skipped
-    assert by_gpu == by_workers == {f"{w}x{h}.jpg" for w, h in SIZES} | {f"turned-{n}.jpg" for n in range(1, 9)}
-    assert resized.count(False) > 20  # the device resized most of what workers decoded, too
-    assert resized.count(True) > 0
-
-
-def test_the_bytes_alone_determine_the_half(halves, monkeypatch):
-    seen: list[bytes] = []
-
-    def remember(files):
-        seen.extend(file.numpy().tobytes() for file in files)
-        return odd_colours(files)
-
-    def left_to_gpu(*loaders) -> set[bytes]:
-        seen.clear()
-        for loader in loaders:
-            list(loader)
-        return set(seen)
-
-    monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", functools.partial(GpuPixels, decoder=remember))
-    both = functools.partial(EvalLoader, spec=SPEC, decode="both", bad_images="skip")
-    raws = [halves.raw(i) for i in range(len(halves))]
-    jpegs = [raw for raw in raws if not raw.startswith(b"not") and takes(raw, "a")]
-    expected = {raw for raw in jpegs if in_gpu_half(raw)}
-    assert 0 < len(expected) < len(jpegs)
-    assert left_to_gpu(both(halves, workers=0)) == expected
-    assert left_to_gpu(both(halves, workers=2, batch_size=5, hashed=True)) == expected
-    assert left_to_gpu(both(Subset(halves, np.arange(len(halves))[::-1].copy()), workers=1, batch_size=7)) == expected
-    assert left_to_gpu(*(both(halves, workers=0, rank=rank, ranks=3) for rank in range(3))) == expected
-    assert left_to_gpu(both(Images(raws), workers=0)) == expected  # under other names
-
-
-def test_a_slot_has_room_for_what_workers_do_not_resize(monkeypatch):
-    source, pieces = Images([jpeg(noise(9, 9))] * 40), [range(3), range(3, 5)]
-    cpu, gpu, both = (DeviceWorker(source, SPEC, pieces, False, decode).size for decode in ("cpu", "gpu", "both"))
-    assert both == cpu > gpu
-    sizes = []
-
-    def remember(*given):
-        sizes.append((work := DeviceWorker(*given)).size)
-        return work
-
-    monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", functools.partial(GpuPixels, decoder=stand_in))
-    monkeypatch.setattr("vitkit.data.eval_loader.DeviceWorker", remember)
-    for workers in (0, 1):
-        (batch,) = EvalLoader(source, SPEC, decode="both", batch_size=40, workers=workers)
-        assert len(batch.index) == 40
-    assert sizes == [PIECE * ROOM] * 2  # the batch may be large, its slots are not
-
-
-@pytest.mark.parametrize("decode", ["gpu", "both"])
-def test_what_does_not_suit_is_refused_in_one_sentence(monkeypatch, decode):
+def test_what_does_not_suit_is_refused_in_one_sentence(monkeypatch):
     source = Images([jpeg(noise(9, 9))])
     with pytest.raises(ConfigError, match=r"needs CUDA; the device is cpu\. Use --decode cpu"):
-        EvalLoader(source, SPEC, decode=decode)
+        EvalLoader(source, SPEC, decode="gpu")
     with pytest.raises(ConfigError, match="the model expects rgb, pillow and nearest"):
-        GpuPixels(source, InputSpec(interpolation="nearest"), CPU, stand_in, decode)
-    with pytest.raises(ConfigError, match="decode must be one of cpu, gpu, both; got 'tpu'"):
+        GpuPixels(source, InputSpec(interpolation="nearest"), CPU, stand_in)
+    with pytest.raises(ConfigError, match="decode must be one of cpu, gpu; got 'tpu'"):
         EvalLoader(source, SPEC, decode="tpu")
     for name in ("torchvision", "torchvision.io"):  # another test may have imported them
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match="needs a torchvision that fits torch"):
         nvjpeg(CPU)
-    with pytest.raises(MissingDependency, match="needs a torchvision that fits torch"):
-        EvalLoader(source, SPEC, decode=decode, device=torch.device("cuda"))
-
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("vitkit.data.gpu.version", missing)
-    with pytest.raises(MissingDependency, match="needs a torchvision that fits torch"):
-        gpu_decoder(decode)

@@ -8,7 +8,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import vitkit
-from tests.data.test_gpu import stand_in
 from tests.features.samples import COLOURS, photos, saved
 from vitkit.cli import app
-from vitkit.data.gpu import GpuPixels
 from vitkit.errors import BadImage, ConfigError, DataError, InputError, OutputError, VitkitError
 from vitkit.jobs.evaluate import part_of, run_of
 from vitkit.training.run_folder import RunFolder
@@ -237,20 +234,6 @@ def test_embed_reports_and_exports(place) -> None:
     call(*args, "--out", place / "f.txt", error=ConfigError)
     mean = json.loads(call(*args, "--json", "--features", "layers:0,1", "--split", "test").stdout)
     assert (mean["features"], mean["width"], mean["parts"]["test"]["computed"]) == ("layers:0,1", 64, 15)
-
-
-def test_results_say_where_images_were_decoded(place, tmp_path, monkeypatch) -> None:
-    embed = ("embed", place / "photos", "--from", place / "tiny.safetensors", "--cache", tmp_path, "--workers", 0)
-    evaluate = ("eval", place / "run", place / "photos", "--split", "test", "--workers", 0)
-    call(*evaluate, "--decode", "both", "--device", "cpu", error=ConfigError)
-    monkeypatch.setattr("vitkit.data.gpu.version", lambda name: "0.9")
-    monkeypatch.setattr("vitkit.data.eval_loader.GpuPixels", partial(GpuPixels, decoder=stand_in))
-    for decode, where in (("gpu", "fp32, decoded on the GPU"), ("both", "fp32, decoded on the CPU and the GPU")):
-        how = ("--decode", decode, "--device", "cpu")
-        assert f"{where}\n" in call(*embed, *how).stdout
-        assert json.loads(call(*embed, *how, "--json").stdout)["parts"]["test"]["decode"] == decode
-        assert f"{where}\n" in call(*evaluate, "--out", tmp_path / decode, *how).stdout
-        assert json.loads(call(*evaluate, "--out", tmp_path / decode, *how, "--json").stdout)["decode"] == decode
 
 
 def test_predict_prints_lines_json_and_skips(place, tmp_path) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import (
-    DECODED,
     BadImagesOrRows,
     BatchSize,
     Cache,
@@ -116,10 +115,11 @@ def embed(
             )
         else:
             for name, part in done.items():
+                by_gpu = ", decoded on the GPU" if part["decode"] == "gpu" else ""
                 rate = f", {part['computed'] / part['seconds']:.1f} images/s" if part["computed"] else ""
                 print(
                     f"{name}: {part['images']} images, {part['computed']} computed, {part['reused']} from the cache, "
-                    f"{part['seconds']:.2f} s{rate}, {part['precision']}{DECODED[part['decode']]}"
+                    f"{part['seconds']:.2f} s{rate}, {part['precision']}{by_gpu}"
                 )
             print(f"{choice.width} values per image (feature: {choice.name}), cached in {kept.path}")
             if out is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.options import (
-    DECODED,
     ENGINES,
     BadImagesOrRows,
     BatchSize,
@@ -150,7 +149,7 @@ def show(found: Evaluation, worst: int) -> None:
     m = found.measures
     print(
         f"{found.weights} on {found.part} of {found.data}: {m.n:,} images, {m.n / found.seconds:,.1f} images/s, "
-        f"{found.precision}{DECODED[found.decode]}"
+        f"{found.precision}{', decoded on the GPU' if found.decode == 'gpu' else ''}"
     )
     if isinstance(m, LabelMeasures):
         show_labels(m, worst)

@@ -50,11 +50,10 @@ Decode = Annotated[
     str,
     typer.Option(
         "--decode",
-        help="Where JPEGs are decoded: cpu, gpu, or both for half of them on each; gpu and both are faster, with "
-        "slightly other pixels, and need torchvision (default: cpu).",
+        help="Where JPEGs are decoded: cpu, or gpu (faster, with slightly other pixels; needs torchvision) "
+        "(default: cpu).",
     ),
 ]
-DECODED = {"cpu": "", "gpu": ", decoded on the GPU", "both": ", decoded on the CPU and the GPU"}  # as results say it
 On = Annotated[
     str | None,
     typer.Option(

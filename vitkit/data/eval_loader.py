@@ -62,7 +62,7 @@ class EvalLoader(Loader):
         bad_images: `fail` (the default) raises BadImage; `skip` leaves the image out.
         on_bad: called with (name, error message) once for each skipped image; `skipped` records them too.
         hashed: whether batches have the digests of their images (default: False).
-        decode: where JPEGs are decoded: `cpu` (the default), `gpu`, or `both` for half of them on each; see gpu.py.
+        decode: `cpu` (the default), or `gpu` to decode and resize JPEGs there; see gpu.py.
     """
 
     def __init__(
@@ -86,8 +86,10 @@ class EvalLoader(Loader):
             raise ConfigError(f"decode must be one of {', '.join(get_args(Decode))}; got {decode!r}.")
         self.indices = range(len(source))[share(len(source), rank, ranks)]
         self._on_gpu: GpuPixels | None = None
-        if decode != "cpu" or self._resizes_there():
-            self._on_gpu = GpuPixels(source, spec, self.device, decode=decode)
+        if decode == "gpu":
+            self._on_gpu = GpuPixels(source, spec, self.device)
+        elif self._resizes_there():
+            self._on_gpu = GpuPixels(source, spec, self.device, encoded=False)
 
     def _resizes_there(self) -> bool:
         """Return whether a GPU resizes what workers decode. The pixels are the same, and cores decode more."""
@@ -101,8 +103,8 @@ class EvalLoader(Loader):
     def __iter__(self) -> Generator[Batch, None, None]:
         """Start the workers at once, and return the batches; closing the generator ends the workers."""
         batches = [self.indices[i : i + self.batch_size] for i in range(0, len(self.indices), self.batch_size)]
-        resizes = self._on_gpu is not None and self.decode != "gpu"  # pixels that workers decode
-        few = DEVICE_PIECE if resizes else PIECE if self.workers else self.batch_size
+        resizes = self._on_gpu is not None and not self._on_gpu.encoded
+        few = (DEVICE_PIECE if resizes else PIECE) if self.workers else self.batch_size
         if self._reads_by_threads():
             few = THREAD_PIECE
         cuts = [[batch[i : i + few] for i in range(0, len(batch), few)] for batch in batches]
@@ -110,7 +112,7 @@ class EvalLoader(Loader):
         work = (
             EvalWorker(self.source, self.spec, pieces, self.hashed)
             if self._on_gpu is None
-            else DeviceWorker(self.source, self.spec, pieces, self.hashed, self.decode)
+            else DeviceWorker(self.source, self.spec, pieces, self.hashed, self._on_gpu.encoded)
         )
         if self.workers and slots.available():
             return self._from_slots(self._slots(work, few), cuts)
@@ -128,7 +130,7 @@ class EvalLoader(Loader):
         with pool:
             taken = self._taken(pool, cuts)
             if self.device.type == "cuda":
-                if self.decode != "cpu":
+                if self.decode == "gpu":
                     taken = made_ahead(taken, self.device, pool.stop, ahead=1)  # decoded photos can be large
                 made = made_ahead(self._made(pool, taken), self.device, pool.stop, _tensors)
             else:

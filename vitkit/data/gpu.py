@@ -5,19 +5,14 @@
                 Pillow's usual order, workers resize themselves: the pixels are the same.
 --decode gpu    workers read and hash files and look at their headers; nvJPEG decodes, through torchvision. What it is
                 not meant for (other formats, gray and CMYK JPEGs, files that end early) workers decode with Pillow. A
-                file that nvJPEG refuses is decoded with Pillow too.
---decode both   nvJPEG decodes half of the files that it is meant for. Everything else workers decode as for cpu, so
-                that neither waits for the other. A checksum says which half a file belongs to: see `in_gpu_half`.
-
-So the bytes of an image alone determine how it is decoded. The difference between the ways is nvJPEG's: `python -m
-benchmarks.fed` measures it, in pixels and answers.
+                file that nvJPEG refuses is decoded with Pillow too. So the bytes of an image alone determine how it
+                is decoded. The difference is nvJPEG's: `python -m benchmarks.fed` measures it, in pixels and answers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -39,14 +34,13 @@ from vitkit.errors import BadImage, ConfigError, MissingDependency
 from vitkit.model.config import InputSpec
 from vitkit.types import Array
 
-Decode = Literal["cpu", "gpu", "both"]
+Decode = Literal["cpu", "gpu"]
 Decoder = Callable[[list[Tensor]], list[Tensor]]  # encoded files -> [3, h, w] uint8 on the device
 
 ROOM = 600_000  # bytes of a slot for each image that is to be resized: 500 x 400 pixels
 PIECE = 16  # such images per task
 NEEDS = "Decoding on the GPU needs a torchvision that fits torch: pip install torchvision. Or use --decode cpu."
 END = b"\xff\xd9"  # the last bytes of a JPEG
-TAIL = 1024  # bytes at a file's end whose checksum chooses its half
 
 # For each EXIF orientation: an image as it is stored -> upright, as `decode.TURNED` does it; [3, h, w].
 TURNED: dict[int, Callable[[Tensor], Tensor]] = {
@@ -98,14 +92,13 @@ class DeviceWorker(EvalWorker):
         spec: see EvalWorker.
         pieces: see EvalWorker.
         hashed: see EvalWorker.
-        decode: which JPEG files are left to the GPU: none (`cpu`), all (`gpu`) or half of them (`both`). With `cpu` and
-            `both`, so is resizing what workers decode.
+        encoded: whether JPEG files are left to the GPU; otherwise only resizing is.
     """
 
-    def __init__(self, source: Source, spec: InputSpec, pieces: Sequence[range], hashed: bool, decode: Decode) -> None:
+    def __init__(self, source: Source, spec: InputSpec, pieces: Sequence[range], hashed: bool, encoded: bool) -> None:
         super().__init__(source, spec, pieces, hashed)
-        self.decode = decode
-        if decode != "gpu" and not self.ready:
+        self.encoded = encoded
+        if not encoded and not self.ready:
             self.size = max(self.size, max(map(len, pieces), default=0) * ROOM)
 
     def __call__(self, piece: int, slot: Array) -> PlacedPiece:
@@ -126,14 +119,12 @@ class DeviceWorker(EvalWorker):
                 raw, name = self.source.raw(i), self.source.names[i]
                 if digests is not None:
                     digests[len(images)] = digest(raw)
-                turn, size = 0, None
-                if isinstance(raw, bytes) and (self.decode == "gpu" or (self.decode == "both" and in_gpu_half(raw))):
-                    turn = takes(raw, name)
+                turn, size = takes(raw, name) if self.encoded and isinstance(raw, bytes) else 0, None
                 if turn:
                     data = np.frombuffer(raw, np.uint8)  # type: ignore[arg-type]
                 elif self.ready and isinstance(raw, np.ndarray):
                     data = raw
-                elif self.decode == "gpu":
+                elif self.encoded:
                     data = cropped(decode(raw, name), self.spec, name)
                 else:
                     data, size = self._pixels(decoded(raw, name), room, name)
@@ -180,16 +171,6 @@ def takes(raw: bytes, name: str) -> int:
     return orientation(image) if image.format == "JPEG" and image.mode == "RGB" and whole else 0
 
 
-def in_gpu_half(raw: bytes) -> bool:
-    """Return whether nvJPEG decodes a file with --decode both, if it takes it; true for about half of all files.
-
-    Args:
-        raw: the file's bytes, which alone determine the answer. Their number counts too, because pictures with the
-            same lower border may end alike.
-    """
-    return zlib.crc32(raw[-TAIL:], len(raw)) % 2 == 1
-
-
 class GpuPixels:
     """Turn pieces into the model's input size on a device.
 
@@ -198,7 +179,7 @@ class GpuPixels:
         spec: the input that the model expects.
         device: where images are decoded and resized.
         decoder: decodes files there (default: torchvision's, by nvJPEG).
-        decode: what it gets: only pixels (`cpu`), or files too (default: `gpu`).
+        encoded: whether it gets files (the default), or only pixels.
 
     Raises:
         ConfigError: the device or the preprocessing does not suit.
@@ -211,18 +192,17 @@ class GpuPixels:
         spec: InputSpec,
         device: torch.device,
         decoder: Decoder | None = None,
-        decode: Decode = "gpu",
+        encoded: bool = True,
     ) -> None:
-        files = decode != "cpu"
-        if files and decoder is None and device.type != "cuda":
+        if encoded and decoder is None and device.type != "cuda":
             raise ConfigError(f"Decoding on the GPU needs CUDA; the device is {device.type}. Use --decode cpu.")
-        if files and (spec.channels != "rgb" or not resize.takes(spec)):
+        if encoded and (spec.channels != "rgb" or not resize.takes(spec)):
             raise ConfigError(
                 f"Decoding on the GPU resizes RGB images as Pillow does, with {', '.join(FILTERS)}; the model expects "
                 f"{spec.channels}, {spec.backend} and {spec.interpolation}. Use --decode cpu."
             )
-        self.source, self.spec, self.device = source, spec, device
-        self.decoder = decoder or (nvjpeg(device) if files else None)
+        self.source, self.spec, self.device, self.encoded = source, spec, device, encoded
+        self.decoder = decoder or (nvjpeg(device) if encoded else None)
         self.resize = Resize(spec, device)
 
     def decode(self, pieces: Sequence[tuple[PlacedPiece, Tensor]]) -> list[Tensor | None]:
@@ -317,17 +297,13 @@ def nvjpeg(device: torch.device) -> Decoder:
     return functools.partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
 
 
-def gpu_decoder(decode: Decode) -> str:
+def gpu_decoder() -> str:
     """Return what decodes images when a GPU does, with versions: part of the feature cache's key.
-
-    Args:
-        decode: `gpu` or `both`.
 
     Raises:
         MissingDependency: torchvision is not installed.
     """
     try:
-        found = f"nvJPEG by torchvision {version('torchvision')}, resized as by Pillow {PIL.__version__}"
+        return f"nvJPEG by torchvision {version('torchvision')}, resized as by Pillow {PIL.__version__}"
     except PackageNotFoundError as error:
         raise MissingDependency(NEEDS) from error
-    return f"half of the files by {found}; the half by the CRC-32 of {TAIL} bytes" if decode == "both" else found

@@ -102,7 +102,7 @@ def logits_of(
             processes, each of them must call this function, and each gets the whole result.
         progress: called with the number of images finished since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
-        decode: where images are decoded: `cpu`, `gpu` or `both`.
+        decode: where images are decoded, `cpu` or `gpu`.
     """
     rank, ranks = (runtime.rank, runtime.ranks) if runtime else (0, 1)
     device = runtime.device if runtime else device_of(model)

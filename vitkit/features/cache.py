@@ -105,7 +105,7 @@ def outline(model: Backbone, choice: Choice, precision: str, decode: Decode) -> 
     return {
         "format": FORMAT,
         "preprocessing": model.input_spec.preprocessing,
-        "decoder": PIL.__version__ if decode == "cpu" else gpu_decoder(decode),
+        "decoder": PIL.__version__ if decode == "cpu" else gpu_decoder(),
         "features": choice.name,
         "precision": precision,
     }

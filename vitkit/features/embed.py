@@ -68,7 +68,7 @@ def fill(
         progress: called with the number of images finished since the last call, over all processes.
         bad_images: `fail` raises BadImage; `skip` leaves the image out and lists it in the result.
         by: how the model runs (default: what suits the device, the precision and the number of images).
-        decode: where JPEGs are decoded: `cpu`, `gpu` or `both`; the features of each have a key of their own.
+        decode: `cpu`, or `gpu` to decode and resize JPEGs there; its features have a key of their own.
     """
     start = time.perf_counter()
     choice = choose(features, model.config)

@@ -87,7 +87,7 @@ def embed(
         runtime: processes, device and precision.
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
-        decode: where images are decoded: `cpu`, `gpu` or `both`.
+        decode: where images are decoded, `cpu` or `gpu`.
     """
     path = Path(out).expanduser() if out is not None else None
     if path is not None:

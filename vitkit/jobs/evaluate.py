@@ -189,7 +189,7 @@ def evaluate(
         progress: called with the number of images finished since the last call.
         bad_images: `fail` or `skip`.
         worst: number of wrong predictions to keep.
-        decode: where images are decoded: `cpu`, `gpu` or `both`.
+        decode: where images are decoded, `cpu` or `gpu`.
         elsewhere: computes the logits on other machines, and names the precision (default: computed here).
     """
     names, to_output = _matched(model, source, data, same_order)
