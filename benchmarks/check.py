@@ -1,16 +1,21 @@
-"""The fused engines and the fused training step against the plain model in fp32, on a CUDA device.
+"""The fused engines, the fused training step and our own kernels against plain torch in fp32, on a CUDA device.
 
-    python -m benchmarks.check [--weights FILE --images FOLDER]
+    python -m benchmarks.check [--seconds 20] [--weights FILE --images FOLDER]
 
-Random weights and inputs from Ti to H, at odd sizes and batch sizes. With weights and photos in folders named by class
-index, each engine's top-1 and its agreement with the plain model are printed too. Stops where a tolerance is exceeded.
+Random weights and inputs from Ti to H, at odd sizes and batch sizes. The kernels for Hopper also run in several streams
+at once for a while, next to other work, and must repeat their results. With weights and photos in folders named by
+class index, each engine's top-1 and its agreement with the plain model are printed too. Stops where a tolerance is
+exceeded.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import threading
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,12 +25,31 @@ from vitkit.jobs.peers import randomize
 from vitkit.model.config import variant
 from vitkit.model.create import create
 from vitkit.model.vit import ViT
+from vitkit.speed import attention_gradient, gelu_products, hopper
 from vitkit.speed.accuracy import compare
 from vitkit.speed.engines import ENGINES
+from vitkit.speed.kernels import attention_loop
 from vitkit.speed.training import TrainingForward
 from vitkit.training.adamw import OnePassAdamW
 
 NAMES = ("cuda-fused", "fp8")
+PRODUCTS = (
+    (25216, 1024, 4096),
+    (50432, 768, 3072),
+    (12608, 384, 1536),
+    (16448, 1280, 5120),
+    (4097, 192, 768),
+    (4160, 64, 128),
+)
+HEADS = (
+    (128, 197, 16),
+    (7, 197, 3),
+    (5, 196, 12),
+    (5, 201, 12),
+    (33, 145, 6),
+    (3, 129, 2),
+    (9, 208, 4),
+)  # images, tokens
 
 
 def distance(found: Tensor, reference: Tensor) -> float:
@@ -112,6 +136,59 @@ def updates() -> None:
     assert off < 1e-6, "updates are off"
 
 
+def own_kernels(seconds: float) -> None:
+    """Compare the kernels for Hopper with plain torch, then let them run next to each other."""
+    if not hopper.available(torch.device("cuda", 0)):
+        print("\nThe kernels for Hopper do not run on this device.")
+        return
+    again: list[tuple[Callable[[], Tensor], Tensor]] = []
+    print("\n| GELU between products | GELU(h) | gradient of h | its sums |\n|---|---|---|---|")
+    for M, K, N in PRODUCTS:
+        u, dy = (torch.randn(M, K, device="cuda").bfloat16() for _ in range(2))
+        W1, W2, b = torch.randn(N, K, device="cuda"), torch.randn(K, N, device="cuda"), torch.randn(N, device="cuda")
+        W1, W2, b = (W1 / K**0.5).bfloat16(), (W2 / K**0.5).bfloat16(), b.bfloat16()
+        for tanh in (False, True):
+            h, how = u.float() @ W1.float().mT + b.float(), "tanh" if tanh else "none"
+            g, slopes = gelu_products.linear_gelu(u, W1.mT, b, tanh)
+            dh, sums = gelu_products.product_dgelu(dy, W2, slopes)
+            want = torch.ops.aten.gelu_backward(dy.float() @ W2.float(), h, approximate=how)
+            off = [distance(g, nn.functional.gelu(h, approximate=how)), distance(dh, want), distance(sums, want.sum(0))]
+            print(f"| {M} x {K} x {N}, {how} | " + " | ".join(f"{value:.1e}" for value in off) + " |", flush=True)
+            assert off[0] < 2e-3, "GELU is off"
+            assert max(off[1:]) < 4e-3, "its gradient is off"
+        again.append((lambda u=u, W=W1.mT, b=b: gelu_products.linear_gelu(u, W, b, True)[0], g))
+        again.append((lambda x=dy, W=W2, slopes=slopes: gelu_products.product_dgelu(x, W, slopes)[0], dh))
+    print("\n| attention backward | q | k | v | biases |\n|---|---|---|---|---|")
+    for B, T, heads in HEADS:
+        width, lse = 64 * heads, torch.empty(B, heads, T, device="cuda")
+        qkv, dsa = (torch.randn(B * T, n * width, device="cuda").bfloat16() for n in (3, 1))
+        sa = attention_loop(qkv, heads, B, T, lse)
+        exact = qkv.float().requires_grad_()
+        q, k, v = exact.view(B, T, 3, heads, 64).permute(2, 0, 3, 1, 4)
+        out = ((q @ k.mT / 8).softmax(-1) @ v).transpose(1, 2).reshape(B * T, width)
+        (want,) = torch.autograd.grad(out, exact, dsa.float())
+        found, sums = attention_gradient.attention_gradient(qkv, sa, dsa, lse)
+        pairs = zip(found.chunk(3, 1), want.chunk(3, 1), strict=True)
+        off = [distance(a, b) for a, b in pairs] + [distance(sums, want.sum(0))]
+        print(f"| {B} x {T} x {heads} | " + " | ".join(f"{value:.1e}" for value in off) + " |", flush=True)
+        assert max(off) < 6e-3, "attention's gradient is off"
+        again.append((lambda a=(qkv, sa, dsa, lse): attention_gradient.attention_gradient(*a)[0], found))
+    torch.cuda.synchronize()
+    streams, other, count = [torch.cuda.Stream() for _ in range(3)], torch.zeros(1 << 28, device="cuda"), 0
+    end, rng = time.time() + seconds, random.Random(0)
+    while time.time() < end:
+        results = []
+        for work, want in rng.choices(again, k=40):
+            with torch.cuda.stream(rng.choice(streams)):
+                if rng.random() < 0.1:
+                    other[: rng.randrange(len(other))].add_(1)
+                results.append((work(), want))
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in results), "a kernel did not repeat its result"
+        count += len(results)
+    print(f"\n{count:,} launches in three streams repeated their results")
+
+
 def captures() -> None:
     """Capture training steps while another thread allocates pinned memory, as the loader's thread does."""
     done = threading.Event()
@@ -154,12 +231,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights")
     parser.add_argument("--images", type=Path)
+    parser.add_argument("--seconds", type=float, default=20, help="How long kernels run in streams (default: 20).")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     engines()
     gradients()
     updates()
+    own_kernels(args.seconds)
     captures()
     if args.weights and args.images:
         accuracy(args.weights, args.images)

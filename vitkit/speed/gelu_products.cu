@@ -33,8 +33,10 @@ __device__ __forceinline__ u32 rank_in_cluster() {
     return rank;
 }
 
+// Wait for both multiprocessors; a warp arrives once, after all of its threads.
 __device__ __forceinline__ void cluster_sync() {
-    cluster_sync();
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Wait until this warp's rows of a box can be written.
