@@ -181,6 +181,20 @@ def test_in_a_run_that_keeps_its_choices_products_are_chosen_ones(changes, monke
     assert calls[1] == ({"linear": 7, "product": 6 + 7 + 6} if "hidden_dropout_prob" in changes else fused)
 
 
+def test_one_query_is_attended_by_kernels_that_repeat_their_results(monkeypatch) -> None:
+    asked, choose = [], training.sdpa_kernel
+
+    def remember(kernels, set_priority):
+        asked.append(list(kernels))
+        return choose(kernels, set_priority=set_priority)
+
+    monkeypatch.setattr(training, "sdpa_kernel", remember)
+    for changes in ({}, {"attention_probs_dropout_prob": 0.1}):
+        fused_forward(tiny(num_hidden_layers=3, **changes).train(), pixels(2, 3, 32, 32))
+    assert asked == [training.ONE_QUERY, training.KERNELS, training.KERNELS, training.ONE_QUERY]
+    assert len(training.ONE_QUERY) == 1
+
+
 def test_the_rest_of_the_keys_is_the_smallest_step_that_covers_it() -> None:
     assert [rest(T, 64) for T in (64, 128, 65, 80, 81, 96, 97, 127, 197, 256)] == [0, 0, 16, 16, 32, 32, 0, 0, 16, 0]
 

@@ -35,6 +35,7 @@ from vitkit.speed.kernels import flat_patches
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 # Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+ONE_QUERY = [SDPBackend.MATH]                 # cuDNN's backward pass of one query does not repeat its result
 
 log = logging.getLogger("vitkit")
 
@@ -199,7 +200,7 @@ def attention(msa: MSA, qkv: tuple[Tensor, ...], images: int) -> Tensor:
         images: B.
     """
     q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
-    with sdpa_kernel(KERNELS, set_priority=True):
+    with sdpa_kernel(KERNELS if q.shape[2] > 1 else ONE_QUERY, set_priority=True):
         sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
     return sa.transpose(1, 2).reshape(len(qkv[0]), -1)
 
