@@ -218,6 +218,8 @@ def test_parts(tmp_path: Path) -> None:
 def test_classes_that_a_part_lacks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Class 'rare' has no images to validate on .1 image in total.*--val 0"):
         train_and_val(photos(tmp_path / "one", a=10, b=10, rare=1), 0.1, 0)
+    with pytest.raises(DataError, match=r"Class 'a' has no images to validate on .1 image in total"):
+        train_and_val(photos(tmp_path / "one each", a=1, b=1), 0.1, 0)
     with pytest.raises(DataError, match=r"at least two classes; .* has only 'a'"):
         train_and_val(photos(tmp_path / "single", a=10), 0.1, 0)
     photos(tmp_path / "three" / "train", a=5, b=5, c=5)

@@ -139,7 +139,7 @@ class Source(ABC):
         """Return the number of images in each class, or with each label."""
         if self.several:
             return {name: int(n) for name, n in zip(self.class_names, self.labels.sum(0, dtype=int), strict=True)}
-        found = np.bincount(self.labels, minlength=len(self.class_names)) if len(self) else np.zeros(0, int)
+        found = np.bincount(self.labels, minlength=len(self.class_names)) if len(self) else [0] * len(self.class_names)
         return {name: int(n) for name, n in zip(self.class_names, found)}
 
 
