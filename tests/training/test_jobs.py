@@ -26,6 +26,7 @@ from vitkit.jobs.dry_run import dry_run
 from vitkit.jobs.splits import train_and_val
 from vitkit.jobs.train import prepare
 from vitkit.speed import choices
+from vitkit.training.memory import kept_bytes
 from vitkit.training.run_folder import RunFolder
 
 
@@ -310,6 +311,27 @@ def test_a_run_cut_before_its_first_save_starts_from_the_same_weights(tmp_path: 
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
+def test_a_plan_computes_a_few_images_of_a_large_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch of the paper's 4096 images would take more memory than a laptop has."""
+    sizes = []
+
+    def count(objective, learner, batch, runtime):
+        sizes.append(len(batch))
+        return kept_bytes(objective, learner, batch, runtime)
+
+    monkeypatch.setattr("vitkit.jobs.dry_run.kept_bytes", count)
+    settings = {name: value for name, value in SETTINGS.items() if name != "micro_batch"}
+    plans = []
+    for images in (16, 1024):
+        ready = prepare("digits", tmp_path / "r", recipe=tiny(batch_size=images, warmup=0), settings=settings)
+        plans.append(dry_run(ready))
+    assert sizes == [16, 16]
+    assert [plan["measured_images"] for plan in plans] == [16, 16]
+    assert [plan["batch"]["micro"] for plan in plans] == [16, 1024]
+    kept = [plan["memory"]["activations"] for plan in plans]
+    assert kept[1] == pytest.approx(64 * kept[0], rel=0.01)
+
+
 def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tiny(ema=0.9, steps=100, warmup=10)
     ready = prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 4})
@@ -330,6 +352,15 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )
     assert code == 0
     assert json.loads(out)["data"]["train"] == 1618
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    small = ["--model", "vit-ti/16", "--image-size", "32", "--steps", "9", "--warmup", "1", "--device", "cpu"]
+    for command, how in (("train", TINY), ("pretrain", small)):  # a plan needs no folder, and makes none
+        assert vitkit(monkeypatch, capsys, command, "digits", *how, "--dry-run")[0] == 0
+        code, _, err = vitkit(monkeypatch, capsys, command, "digits", "--dry-run", "--resume")
+        assert code == 2
+        assert "Expected a folder for the run; got none. Give --out" in " ".join(err.split())
+    assert not list(Path().iterdir())
     code, out, _ = vitkit(
         monkeypatch,
         capsys,

@@ -52,11 +52,9 @@ def pretrain(
     more: dict[str, Any],
 ) -> None:
     """Train without labels: hide half of the patches and predict what they show. The result is there to fine-tune."""
-    from vitkit.cli.train import carry_out, show_plan
-    from vitkit.errors import ConfigError
+    from vitkit.cli.train import carry_out, folder_of, show_plan
 
-    if out is None:
-        raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
+    out = folder_of(out, dry_run and not resume)
     size = parse_size(image_size)
 
     from vitkit.jobs.pretrain import choose_recipe, write_picture

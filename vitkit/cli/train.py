@@ -77,8 +77,7 @@ def train(
 
     if show_augmentations is not None:
         out = out or show_augmentations.with_name(f".vitkit-{show_augmentations.stem}")  # nothing is written there
-    if out is None:
-        raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
+    out = folder_of(out, dry_run and not resume)
     if "micro_batch" in settings and accumulate is not None:
         raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
     if gpus is not None and (gpus < 1 or not dry_run):
@@ -120,6 +119,15 @@ def train(
             print(json.dumps(plan, indent=1)) if as_json else show_plan(plan)
         return
     carry_out(ready, report)
+
+
+def folder_of(out: Path | None, dry_run: bool) -> Path:
+    """Return the run's folder; for a new run that is only planned, one that nothing is written to if none is given."""
+    from vitkit.errors import ConfigError
+
+    if out is None and not dry_run:
+        raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
+    return out or Path(".vitkit-plan")
 
 
 def carry_out(ready: Any, report: bool = True) -> None:
@@ -192,7 +200,11 @@ def show_plan(plan: dict[str, Any]) -> None:
             ("learning rate", ", ".join(f"{lr:.3g} at {step:,}" for step, lr in plan["lr"].items())),
             ("device", f"{plan['device']}, {plan['precision']}"),
             ("memory", ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in memory.items() if size)),
-            ("time", f"{plan['seconds_per_step']:.2f} s per step, {plan['hours']:.2f} h in all (from one micro-batch)"),
+            (
+                "time",
+                f"{plan['seconds_per_step']:.2f} s per step, {plan['hours']:.2f} h in all "
+                f"(measured with {plan['measured_images']} images)",
+            ),
         ],
     )
     if "scale" in plan:

@@ -1,4 +1,4 @@
-"""What a run would do: steps, learning rates, parameters, memory, data. Only a micro-batch is computed.
+"""What a run would do: steps, learning rates, parameters, memory, data. Only some images of a micro-batch are computed.
 
 With a number of GPUs, also what the run would need there: training/plan.py, with what can be measured here.
 """
@@ -22,6 +22,7 @@ from vitkit.training import optim
 from vitkit.training.memory import kept_bytes
 from vitkit.training.plan import Job, Machine, plan
 
+IMAGES = {"cpu": 16, "cuda": 256}  # that are computed at most: a micro-batch may take more memory than there is
 PASSES = 3  # on a GPU, where the first pass also compiles and allocates; the fastest counts
 
 
@@ -33,15 +34,17 @@ class Measured:
         seconds: of its forward and backward pass.
         kept: bytes that it keeps for the backward pass.
         decoded: images per second that one core reads, decodes and augments.
+        images: that were computed; the rest of the micro-batch is taken to be like them.
     """
 
     seconds: float
     kept: int
     decoded: float
+    images: int
 
 
 def dry_run(ready: Prepared, gpus: int | None = None) -> dict[str, Any]:
-    """Describe a prepared run, and measure one micro-batch of it.
+    """Describe a prepared run, and measure one micro-batch of it, or some of its images.
 
     Args:
         ready: the result of `prepare`.
@@ -91,6 +94,7 @@ def dry_run(ready: Prepared, gpus: int | None = None) -> dict[str, Any]:
         },
         "seconds_per_step": seconds * split.count,
         "hours": seconds * split.count * total / 3600,
+        "measured_images": measured.images,
         "notes": list(ready.notes),
         **({} if gpus is None else {"scale": scale(ready, gpus, measured)}),
     }
@@ -143,7 +147,7 @@ def _measure(ready: Prepared) -> Measured:
         ready.train,
         model.input_spec,
         recipe.augment,
-        batch_size=max(split.micro, 1 + bool(recipe.mix)),
+        batch_size=max(min(split.micro, IMAGES.get(runtime.device.type, IMAGES["cpu"])), 1 + bool(recipe.mix)),
         seed=ready.settings.seed,
         mix=recipe.mix,
         sampling=recipe.sampling,
@@ -173,4 +177,5 @@ def _measure(ready: Prepared) -> Measured:
             loss.item()
             torch.cuda.synchronize()
             seconds = min(seconds, time.perf_counter() - began)
-    return Measured(seconds, kept, decoded)
+    larger = split.micro / len(batch)
+    return Measured(seconds * larger, round(kept * larger), decoded, len(batch))
