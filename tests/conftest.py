@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -44,6 +45,14 @@ OTHERS: list[str] = []  # tests that have run in this process and may have left 
 
 class Command(Protocol):
     def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(autouse=True)
+def our_messages_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what libraries that earlier tests imported have done to our logger."""
+    ours = logging.getLogger("vitkit")
+    monkeypatch.setattr(ours, "disabled", False)
+    monkeypatch.setattr(ours, "propagate", True)
 
 
 @pytest.fixture(autouse=True)

@@ -412,10 +412,7 @@ def test_mixed_frequencies_start_as_in_their_paper() -> None:
     torch.testing.assert_close(size.sqrt(), expected.expand(4, 4))
 
 
-def test_figures_leave_out_what_a_model_does_not_have(tmp_path, caplog, monkeypatch) -> None:
-    ours = logging.getLogger("vitkit")  # libraries that other tests import may have silenced it
-    monkeypatch.setattr(ours, "disabled", False)
-    monkeypatch.setattr(ours, "propagate", True)
+def test_figures_leave_out_what_a_model_does_not_have(tmp_path, caplog) -> None:
     caplog.set_level(logging.WARNING, logger="vitkit")
     model = model_of("positions=none")
     written = dict(figures(model, Images([np.zeros((32, 24, 3), np.uint8)] * 2), tmp_path))

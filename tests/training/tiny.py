@@ -5,12 +5,14 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import random
 import signal
 import socket
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,10 @@ def forked(work: Callable[[int], Any], ranks: int = 1) -> list[int]:
     """
     with socket.socket() as reserved:  # keeps the port for the copies, because it does not listen
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
+        for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # which no outgoing connection gets
+            with suppress(OSError):
+                reserved.bind(("127.0.0.1", port))
+                break
         return _forked(work, ranks, reserved.getsockname()[1])
 
 
