@@ -529,7 +529,6 @@ class MLP(torch.autograd.Function):
         return (du, weight_gradient(dh, u, ctx.needs_input_grad[1]), of_bias,
                 weight_gradient(dy, g, ctx.needs_input_grad[3]), None, None, None, None, None)
 
-
     @staticmethod
     def activate(u: Tensor, W1: Tensor, b1: Tensor, tanh: bool, drop: Dropout | None = None) -> tuple[Tensor, Tensor]:
         """Return g, which is GELU(h) after dropout, and h = u W_1^T + b_1, by a library."""
