@@ -173,11 +173,15 @@ def _remember(key: str, name: str) -> None:
 
 
 def _write(path: Path, found: dict[str, str]) -> None:
+    keep(path, json.dumps(found, indent=1).encode())
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write a file of the cache, whole or not at all; one that cannot be written costs time and nothing else."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = {"dir": path.parent, "prefix": ".vitkit-", "delete": False}
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", **place) as file:  # type: ignore[call-overload]
-            json.dump(found, file, indent=1)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".vitkit-", delete=False) as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(file.name, path)

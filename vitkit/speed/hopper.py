@@ -7,13 +7,10 @@ warps that work on different things at the same time.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.util
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -23,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitkit.places import cache_folder
+from vitkit.speed.choices import keep
 
 BOX = 64  # numbers in a row of a box that is copied
 THREADS = 384  # of a block: one group of four warps loads, two compute
@@ -107,7 +105,7 @@ class Kernel:
             except (OSError, RuntimeError):  # not there, or damaged
                 binary = _compiled(source, file.name)
                 _call("cuModuleLoadData", byref(module), binary)
-                _keep(path, binary)
+                keep(path, binary)
             _call("cuModuleGetFunction", byref(self.function), module, file.stem.encode())
             _call("cuFuncSetAttribute", self.function, c_int(MAX_SHARED), c_int(shared))
 
@@ -172,14 +170,6 @@ def _compiled(source: bytes, name: str) -> bytes:
         return binary.raw
     finally:
         library.nvrtcDestroyProgram(byref(program))
-
-
-def _keep(path: Path, binary: bytes) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".vitkit-", delete=False) as file:
-            file.write(binary)
-        os.replace(file.name, path)
 
 
 def _call(name: str, *arguments: Any) -> None:
