@@ -33,7 +33,7 @@ from vitkit.speed.training import TrainingForward
 from vitkit.training.adamw import OnePassAdamW
 
 NAMES = ("cuda-fused", "fp8")
-PRODUCTS = (
+PRODUCTS = (  # M rows of tokens, K inputs, N outputs
     (25216, 1024, 4096),
     (50432, 768, 3072),
     (12608, 384, 1536),
@@ -41,7 +41,7 @@ PRODUCTS = (
     (4097, 192, 768),
     (4160, 64, 128),
 )
-HEADS = (
+HEADS = (  # images, tokens, heads
     (128, 197, 16),
     (7, 197, 3),
     (5, 196, 12),
@@ -49,7 +49,7 @@ HEADS = (
     (33, 145, 6),
     (3, 129, 2),
     (9, 208, 4),
-)  # images, tokens
+)
 
 
 def distance(found: Tensor, reference: Tensor) -> float:

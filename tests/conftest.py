@@ -49,7 +49,7 @@ class Command(Protocol):
 
 @pytest.fixture(autouse=True)
 def our_messages_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what libraries that earlier tests imported have done to our logger."""
+    """Undo what earlier tests, or libraries that they imported, have done to our logger."""
     ours = logging.getLogger("vitkit")
     monkeypatch.setattr(ours, "disabled", False)
     monkeypatch.setattr(ours, "propagate", True)

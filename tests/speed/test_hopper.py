@@ -290,6 +290,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch, driver, tmp_path):
     found = Compiler()
+    hopper.compiles.cache_clear()
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hopper, "_compiler", lambda: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -321,8 +322,10 @@ def test_what_cannot_be_compiled_is_said_and_not_used(compiler, tmp_path) -> Non
     with pytest.raises(RuntimeError, match=r"sum_up.cu cannot be compiled: line 3: no"):
         hopper.Kernel(tmp_path / "sum_up.cu", CPU, 99)
     assert not hopper.compiles(hopper.Kernel, tmp_path / "sum_up.cu", CPU, 99)
+    assert not hopper.compiles(hopper.Kernel, tmp_path / "sum_up.cu", CPU, 99)
+    assert compiler.count == 2  # it is not tried again in every step
     compiler.refuses = False
-    assert hopper.compiles(hopper.Kernel, tmp_path / "sum_up.cu", CPU, 99)
+    assert hopper.compiles(hopper.Kernel, tmp_path / "sum_up.cu", CPU, 99, ("other options",))
 
 
 def test_other_devices_and_shapes_are_left_to_others(monkeypatch) -> None:
@@ -334,6 +337,11 @@ def test_other_devices_and_shapes_are_left_to_others(monkeypatch) -> None:
         monkeypatch.setattr(module, "available", lambda device: True)
         monkeypatch.setattr(module, "compiles", lambda *_: True)
     assert gelu_products.takes(x, W)
+    asked = []
+    monkeypatch.setattr(gelu_products, "compiles", lambda build, *which: asked.append(which[1:]) or True)
+    assert gelu_products.takes(x, W, True)  # the very kernel that runs
+    assert gelu_products.takes(x, W.contiguous())
+    assert asked == [(True, True), (None, False)]
     assert not gelu_products.takes(x.float(), W)
     assert not gelu_products.takes(x, torch.randn(192, 128).mT)
     assert not gelu_products.takes(x[:, :96], torch.randn(256, 96).mT)
@@ -342,7 +350,10 @@ def test_other_devices_and_shapes_are_left_to_others(monkeypatch) -> None:
     assert not attention.takes(197, 80, cuda)
 
 
-@pytest.mark.parametrize(("best", "off", "want"), [("ours", 0.0, True), ("library", 0.0, False), ("ours", 0.1, False)])
+@pytest.mark.parametrize(
+    ("best", "off", "want"),
+    [("ours", 0.0, True), ("library", 0.0, False), ("ours", 0.1, False), ("ours", None, False)],  # None: not launched
+)
 def test_the_faster_way_is_chosen_once_per_run_if_it_computes_the_same(monkeypatch, tmp_path, best, off, want) -> None:
     offered = []
 
@@ -353,9 +364,15 @@ def test_the_faster_way_is_chosen_once_per_run_if_it_computes_the_same(monkeypat
         return best if best in ways else "library"
 
     u, W1, b1, W2 = torch.randn(6, 4), torch.randn(8, 4), torch.randn(8), torch.randn(4, 8)
-    monkeypatch.setattr(gelu_products, "takes", lambda x, W: x.shape[1] == W.shape[0])
+    monkeypatch.setattr(gelu_products, "takes", lambda x, W, tanh=None: x.shape[1] == W.shape[0])
     monkeypatch.setattr(gelu_products, "fastest", fastest)
-    monkeypatch.setattr(gelu_products, "linear_gelu", lambda x, W, b, tanh: (x @ W + b + off, "slopes"))
+
+    def linear_gelu(x, W, b, tanh):
+        if off is None:
+            raise RuntimeError("cuLaunchKernel failed with status 1.")
+        return x @ W + b + off, "slopes"
+
+    monkeypatch.setattr(gelu_products, "linear_gelu", linear_gelu)
     monkeypatch.setattr(gelu_products, "product_dgelu", lambda x, W, slopes: ((x @ W), (x @ W).sum(0)))
 
     def activate(u, W1, b1, tanh):

@@ -1,8 +1,8 @@
 """Kernels for Hopper GPUs in CUDA: compiled when they are first used, kept in vitkit's cache folder, and launched.
 
-NVRTC, which comes with torch, compiles them; nothing else needs to be installed. A kernel is a `.cu` file, before which
-hopper.cuh and the products that it needs (`wgmma`) are put. Triton does not reach what these kernels are for: groups of
-warps that work on different things at the same time.
+NVRTC, which comes with torch, compiles them; nothing else needs to be installed. The source of a kernel is hopper.cuh,
+the products that it needs (`wgmma`), and its own `.cu` file. Triton cannot express what these kernels need: groups of
+warps that do different work at the same time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def available(device: torch.device) -> bool:
         return False
 
 
+@functools.cache
 def compiles(build: Callable[..., object], *which: object) -> bool:
-    """Return whether a kernel can be compiled and loaded.
+    """Return whether a kernel can be compiled and loaded; a process tries it once.
 
     Args:
         build: returns the kernel, and remembers it.
