@@ -89,6 +89,7 @@ def gradients() -> None:
         ("vit-ti/16", 4, {"pool": "mean"}),
         ("vit-ti/16", 4, {"layer_scale": 0.1}),
         ("vit-b/16", 8, {}),
+        ("vit-h/14", 3, {"num_hidden_layers": 2}),
     ):
         torch.manual_seed(0)
         model = ViT(variant(name, num_classes=1000, **changes)).cuda().train()

@@ -17,7 +17,7 @@ import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
 from vitkit.speed import choices, cublas, training
-from vitkit.speed.differentiable import MLP, bound, rest, small_product
+from vitkit.speed.differentiable import MLP, AttendFirst, bound, rest, small_product
 from vitkit.speed.dropping import Dropout, kept
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
@@ -181,18 +181,32 @@ def test_in_a_run_that_keeps_its_choices_products_are_chosen_ones(changes, monke
     assert calls[1] == ({"linear": 7, "product": 6 + 7 + 6} if "hidden_dropout_prob" in changes else fused)
 
 
-def test_one_query_is_attended_by_kernels_that_repeat_their_results(monkeypatch) -> None:
-    asked, choose = [], training.sdpa_kernel
+# The plain model draws numbers for one query of its last block if it has a class token, the fused one for all.
+@pytest.mark.parametrize(("pool", "rate"), [("mean", 0.3), ("cls", 1e-12)])
+def test_dropout_of_attention_drops_what_the_plain_model_drops(pool, rate) -> None:
+    model, x = tiny(num_hidden_layers=3, pool=pool, attention_probs_dropout_prob=rate).train(), pixels(4, 3, 32, 32)
+    found = []
+    for forward in (lambda x: model(x), lambda x: fused_forward(model, x)):
+        model.zero_grad()
+        torch.manual_seed(3)
+        logits = forward(x)
+        (logits.square().mean() + logits[0].sum()).backward()
+        found.append([logits.detach()] + [p.grad.clone() for p in model.parameters()])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        assert relative(mine, theirs) < 1e-4
 
-    def remember(kernels, set_priority):
-        asked.append(list(kernels))
-        return choose(kernels, set_priority=set_priority)
 
-    monkeypatch.setattr(training, "sdpa_kernel", remember)
-    for changes in ({}, {"attention_probs_dropout_prob": 0.1}):
+def test_the_last_block_computes_the_query_of_the_class_token_alone(monkeypatch) -> None:
+    rows, apply = [], AttendFirst.apply
+
+    def remember(*arguments):
+        rows.append(len(sa := apply(*arguments)))
+        return sa
+
+    monkeypatch.setattr(AttendFirst, "apply", remember)
+    for changes in ({}, {"pool": "mean"}):
         fused_forward(tiny(num_hidden_layers=3, **changes).train(), pixels(2, 3, 32, 32))
-    assert asked == [training.ONE_QUERY, training.KERNELS, training.KERNELS, training.ONE_QUERY]
-    assert len(training.ONE_QUERY) == 1
+    assert rows == [2]
 
 
 def test_the_rest_of_the_keys_is_the_smallest_step_that_covers_it() -> None:

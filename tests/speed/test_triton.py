@@ -139,18 +139,24 @@ def norm_with_dropout() -> list[Tensor]:
     return gradients(outputs, [z, branch, short, bias, weight, shift])
 
 
-def parts(count: int, fp8: bool) -> Callable[[], list[Tensor]]:
-    def run() -> list[Tensor]:
-        u, weight, bias = leaves((300, 24), (count * 40, 24), (count * 40,))
-        small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
-        return gradients(differentiable.Parts.apply(u, weight, bias, count, *small), [u, weight, bias])
-
-    return run
+def parts(fp8: bool) -> list[Tensor]:
+    u, weight, bias = leaves((300, 24), (3 * 40, 24), (3 * 40,))
+    small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
+    return gradients(differentiable.Parts.apply(u, weight, bias, *small), [u, weight, bias])
 
 
 def attend(T: int) -> list[Tensor]:
     u, weight, bias = leaves((3 * T, 24), (3 * 32, 24), (3 * 32,))
     return gradients((differentiable.Attend.apply(u, weight, bias, 3, 2),), [u, weight, bias])
+
+
+def attend_first(T: int, size: int, fp8: bool = False) -> list[Tensor]:
+    u, weight, bias = leaves((3 * T, 24), (3 * 2 * size, 24), (3 * 2 * size,))
+    weight.data *= 0.3  # or a softmax of large numbers would enlarge what fp8 rounds
+    small = kernels.rows_to_fp8(u.detach()) if fp8 else ()
+    found = gradients((differentiable.AttendFirst.apply(u, weight, bias, 3, 2, *small),), [u, weight, bias])
+    alone = differentiable.AttendFirst.apply(u[-T:], weight, None, 1, 2)  # without a bias, or other images
+    return [*found, alone.detach()]
 
 
 def mlp(tanh: bool, fp8: bool, rate: float = 0.0) -> Callable[[], list[Tensor]]:
@@ -206,14 +212,15 @@ CASES: dict[str, tuple[Callable[[], list[Tensor]], float]] = {  # and how far th
     "norm with dropout": (norm_with_dropout, 1e-5),
     "mlp with dropout": (mlp(False, False, 0.3), 1e-5),
     "mlp with dropout in fp8": (mlp(False, True, 0.3), ROUNDED),
-    "three parts": (parts(3, False), 1e-5),
-    "two parts": (parts(2, False), 1e-5),
+    "parts": (partial(parts, False), 1e-5),
     "attend": (partial(attend, 37), 1e-5),
     "attend with a few more keys": (partial(attend, 69), 1e-5),
     "mlp": (mlp(False, False), 1e-5),
     "mlp, tanh": (mlp(True, False), 1e-5),
-    "three parts in fp8": (parts(3, True), ROUNDED),
-    "two parts in fp8": (parts(2, True), ROUNDED),
+    "parts in fp8": (partial(parts, True), ROUNDED),
+    "attend to the first token": (partial(attend_first, 37, 16), 1e-5),
+    "attend to the first token of many": (partial(attend_first, 130, 20), 1e-5),
+    "attend to the first token in fp8": (partial(attend_first, 64, 16, True), ROUNDED),
     "mlp in fp8": (mlp(False, True), ROUNDED),
     "adamw": (partial(adamw, None), 1e-6),
     "adamw that clips": (partial(adamw, 0.5), 1e-6),

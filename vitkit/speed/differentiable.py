@@ -9,7 +9,9 @@ for the gradient of each bias. Here
   - stochastic depth leaves out the images that it drops: a LayerNorm writes the rows of the others side by side, and
     the one after the branch adds the results to where they belong (`Depth`);
   - attention's backward pass writes the gradients of q, k and v side by side, and sums those of their bias (`Attend`);
-    where it does not apply, another pass concatenates and sums them (`Parts`).
+    where it does not apply, another pass concatenates and sums them (`Parts`);
+  - the last block of a model that reads the class token alone computes the queries, and all that follows, of it alone
+    (`AttendFirst`).
 Gradients of weights come out of their products in fp32, without rounding. Every kernel (triton_training.py) has the
 same mathematics in plain torch here, which runs on other devices and which tests compare the kernel with.
 
@@ -60,6 +62,8 @@ LAUNCH: dict[str, dict[str, int]] = {
     "gelu_backward": {"num_warps": 4, "STEP": 8, "ROWS": 128, "BLOCK": 256, "STAGES": 3},
     "columns_to_fp8": {"num_warps": 4, "STEP": 128, "BLOCK": 16},
     "attention_backward": {"num_warps": 8, "STEP": 64, "STAGES": 3},
+    "first_forward": {"num_warps": 1, "STEP": 16},
+    "first_backward": {"num_warps": 1, "STEP": 16},
     "side_by_side": {"num_warps": 4, "STEP": 8, "ROWS": 256, "BLOCK": 256, "STAGES": 1},
 }
 Small = tuple[Tensor, Tensor]       # a matrix in fp8 [M, K], and the scales of its rows [M]
@@ -90,6 +94,11 @@ def product(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
         return cublas.product(x, W.mT) if pinning() else x @ W.mT
     bias = bias.to(x.dtype)
     return cublas.linear(x, W.mT, bias) if pinning() else torch.addmm(bias, x, W.mT)
+
+
+def linear(u: Tensor, W: Tensor, bias: Tensor | None, small: Tensor | None, scale: Tensor | None) -> Tensor:
+    """Return u W^T + bias, computed in fp8 if u is there in fp8 too, as `small` with the scales of its rows."""
+    return product(u, W, bias) if small is None or scale is None else small_product((small, scale), W, bias)
 
 
 def input_gradient(dy: Tensor, W: Tensor) -> Tensor:
@@ -308,52 +317,49 @@ class AddNorm(torch.autograd.Function):
 
 
 class Parts(torch.autograd.Function):
-    """Eq. 5: u -> q, k, v (or k, v), as views [M, h d] of one product."""
+    """Eq. 5: u -> q, k, v, as views [M, h d] of one product."""
 
     @staticmethod
-    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, count: int, small: Tensor | None = None,
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, small: Tensor | None = None,
                 scale: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Map [M, D] to `count` tensors [M, h d].
+        """Map [M, D] to three tensors [M, h d].
 
         Args:
             ctx: context of the backward pass.
             u: [M, D].
-            weight: [count h d, D].
-            bias: [count h d].
-            count: 1 (q), 2 (k, v) or 3 (q, k, v).
+            weight: [3 h d, D].
+            bias: [3 h d], or None.
             small: u in fp8, to run the products in fp8; None for u's own type.
             scale: [M], scales of `small`.
         """
         W = weight.to(u.dtype)
         ctx.save_for_backward(u, W)
         ctx.biased = bias is not None
-        y = product(u, W, bias) if small is None or scale is None else small_product((small, scale), W, bias)
-        return y.chunk(count, dim=1)
+        return linear(u, W, bias, small, scale).chunk(3, dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of u, the weight and the bias."""
         u, W = ctx.saved_tensors
-        (M, N), count = gradients[0].shape, len(gradients)
+        M, N = gradients[0].shape
         if by_triton(u):
             import triton
 
             from vitkit.speed import triton_training
 
-            a, b, c = ([part.contiguous() for part in gradients] * 3)[:3]
             launch = dict(LAUNCH["side_by_side"])
             launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
-            dy, chunks = torch.empty(M, count * N, device=u.device, dtype=u.dtype), triton.cdiv(M, launch["ROWS"])
-            sums = torch.empty(chunks, count * N, device=u.device)
-            triton_training.side_by_side[(triton.cdiv(N, block), chunks, count)](
-                a, b, c, dy, sums, M, N, count, **launch)
+            dy, chunks = torch.empty(M, 3 * N, device=u.device, dtype=u.dtype), triton.cdiv(M, launch["ROWS"])
+            sums = torch.empty(chunks, 3 * N, device=u.device)
+            triton_training.side_by_side[(triton.cdiv(N, block), chunks, 3)](
+                *(part.contiguous() for part in gradients), dy, sums, M, N, **launch)
             of_bias = sum_rows(sums)
         else:
             dy = torch.cat(gradients, dim=1)
             of_bias = dy.float().sum(0)
         of_weight = weight_gradient(dy, u, ctx.needs_input_grad[1])
-        return input_gradient(dy, W), of_weight, of_bias if ctx.biased else None, None, None, None
+        return input_gradient(dy, W), of_weight, of_bias if ctx.biased else None, None, None
 
 
 class Attend(torch.autograd.Function):
@@ -380,7 +386,7 @@ class Attend(torch.autograd.Function):
             scale: [M], scales of `small`.
         """
         W = weight.to(u.dtype)
-        qkv = product(u, W, bias) if small is None or scale is None else small_product((small, scale), W, bias)
+        qkv = linear(u, W, bias, small, scale)
         T = len(u) // images
         lse = torch.empty(images, heads, T, device=u.device)
         sa = attention_loop(qkv, heads, images, T, lse)
@@ -418,6 +424,69 @@ class Attend(torch.autograd.Function):
             of_bias = torch.cat([parts[0].sum(0), torch.zeros_like(parts[1][0]), dsa.float().sum(0)])
         of_weight = weight_gradient(dqkv, u, ctx.needs_input_grad[1])
         return input_gradient(dqkv, W), of_weight, of_bias if ctx.biased else None, None, None, None, None
+
+
+class AttendFirst(torch.autograd.Function):
+    """Eqs. 5 to 7 for the query of each image's first token alone, with the keys and values of all tokens."""
+
+    @staticmethod
+    def forward(ctx: Context, u: Tensor, weight: Tensor, bias: Tensor | None, images: int, heads: int,
+                small: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """Map [M, D] to [B, h d]; the arguments are those of `Attend`. The query is not computed in fp8."""
+        W, width = weight.to(u.dtype), len(weight) // 3
+        first = u.view(images, -1, u.shape[1])[:, 0].contiguous()
+        q = product(first, W[:width], None if bias is None else bias[:width])
+        kv = linear(u, W[width:], None if bias is None else bias[width:], small, scale)
+        lse = torch.empty(images, heads, device=u.device)
+        T, size = len(u) // images, width // heads
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            sa = torch.empty_like(q)
+            triton_training.first_forward[(heads, images)](
+                q, kv, sa, lse, T, size, size**-0.5, WIDTH=triton.next_power_of_2(size), **LAUNCH["first_forward"])
+        else:
+            (one,), (k, v) = heads_of(q.float(), images, heads, 1), heads_of(kv.float(), images, heads, 2)
+            scores = one @ k.mT * size**-0.5
+            lse.copy_(scores.logsumexp(-1)[:, :, 0])
+            sa = (scores.softmax(-1) @ v).reshape(q.shape).to(q.dtype)
+        ctx.save_for_backward(u, W, first, q, kv, sa, lse)
+        ctx.biased = bias is not None
+        return sa
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, dsa: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of u, the weight and the bias; see `Attend` about those of k's and v's biases."""
+        u, W, first, q, kv, sa, lse = ctx.saved_tensors
+        dsa, (images, heads), width = dsa.contiguous(), lse.shape, q.shape[1]
+        T, size = len(u) // images, width // heads
+        if by_triton(u):
+            import triton
+
+            from vitkit.speed import triton_training
+
+            dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+            triton_training.first_backward[(heads, images)](
+                q, kv, sa, dsa, lse, dq, dkv, T, size, size**-0.5, WIDTH=triton.next_power_of_2(size),
+                **LAUNCH["first_backward"])
+        else:
+            (one,), (k, v) = heads_of(q.float(), images, heads, 1), heads_of(kv.float(), images, heads, 2)
+            do, = heads_of(dsa.float(), images, heads, 1)
+            A, dA = (one @ k.mT * size**-0.5 - lse[:, :, None, None]).exp(), do @ v.mT
+            dS = A * (dA - (A * dA).sum(-1, keepdim=True)) * size**-0.5
+            dq = (dS @ k).reshape(q.shape).to(q.dtype)
+            parts = [part.transpose(1, 2).reshape(len(u), width) for part in (dS.mT @ one, A.mT @ do)]
+            dkv = torch.cat(parts, dim=1).to(kv.dtype)
+        du = input_gradient(dkv, W[width:])
+        du.view(images, T, -1)[:, 0] += input_gradient(dq, W[:width])
+        wanted, of_q = ctx.needs_input_grad[1], dq.float().sum(0)
+        weights = [part for part in (weight_gradient(dq, first, wanted), weight_gradient(dkv, u, wanted))
+                   if part is not None]
+        of_bias = torch.cat([of_q, torch.zeros_like(of_q), dsa.float().sum(0)])
+        return (du, torch.cat(weights) if weights else None, of_bias if ctx.biased else None, None, None, None, None)
 
 
 def rest(T: int, step: int) -> int:

@@ -35,7 +35,6 @@ from vitkit.speed.kernels import flat_patches
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 # Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-ONE_QUERY = [SDPBackend.MATH]                 # cuDNN's backward pass of one query does not repeat its result
 
 log = logging.getLogger("vitkit")
 
@@ -163,17 +162,16 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
         msa, mlp, after = block.msa, block.mlp, next(branches)
         stream, u, small = read(block.norm1, after, fp8)
         images = len(u) // T                                                                       # not left out
-        if c.pool == "cls" and block is model.blocks[-1]:     # one token is read: queries, U_msa and MLP of it alone
-            width, W, b = msa.out.in_features, msa.qkv.weight, msa.qkv.bias
-            kv = differentiable.Parts.apply(u, W[width:], None if b is None else b[width:], 2, *small)
-            own = u.view(images, T, D)[:, 0].contiguous()
-            q = differentiable.Parts.apply(own, W[:width], None if b is None else b[:width], 1)
-            stream, fp8 = stream.view(B, T, D)[:, 0].contiguous(), False
-            sa = attention(msa, (*q, *kv), images)
-        elif differentiable.attends(T, msa.head_size, z.device) and not (msa.training and msa.dropout_A):
-            sa = differentiable.Attend.apply(u, msa.qkv.weight, msa.qkv.bias, images, len(msa.heads), *small)
+        first = c.pool == "cls" and block is model.blocks[-1]                                      # the only token read
+        if (msa.training and msa.dropout_A) or not (first or differentiable.attends(T, msa.head_size, z.device)):
+            sa = attention(msa, differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, *small), images)
+        elif first:
+            sa = differentiable.AttendFirst.apply(u, msa.qkv.weight, msa.qkv.bias, images, len(msa.heads), *small)
         else:
-            sa = attention(msa, differentiable.Parts.apply(u, msa.qkv.weight, msa.qkv.bias, 3, *small), images)
+            sa = differentiable.Attend.apply(u, msa.qkv.weight, msa.qkv.bias, images, len(msa.heads), *small)
+        if first:
+            stream, sa = (x.view(n, -1, x.shape[1])[:, 0].contiguous() for x, n in ((stream, B), (sa, images)))
+            fp8 = False
         W, bias = last(msa.out, block.residual1)
         rounded = Rounded() if fp8 else None
         branch = differentiable.Product.apply(sa, W, rounded)                                      # Eqs. 5-8
@@ -192,7 +190,7 @@ def fused_blocks(model: ViT, z: Tensor, drops: Iterator[Dropout | None], fp8: bo
 
 
 def attention(msa: MSA, qkv: tuple[Tensor, ...], images: int) -> Tensor:
-    """Eqs. 6 and 7 by a library: q [B T', h d], k and v [B T, h d] -> [B T', h d].
+    """Eqs. 6 and 7 by a library: q, k and v [B T, h d] -> [B T, h d].
 
     Args:
         msa: sets the heads and their dropout.
@@ -200,7 +198,7 @@ def attention(msa: MSA, qkv: tuple[Tensor, ...], images: int) -> Tensor:
         images: B.
     """
     q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
-    with sdpa_kernel(KERNELS if q.shape[2] > 1 else ONE_QUERY, set_priority=True):
+    with sdpa_kernel(KERNELS, set_priority=True):
         sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
     return sa.transpose(1, 2).reshape(len(qkv[0]), -1)
 

@@ -255,9 +255,9 @@ def gelu_backward(h, gradient, small, scales, sums, key, limit, scale, rows, N, 
 
 
 @triton.jit
-def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def side_by_side(a, b, c, out, sums, rows, N, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
                  STAGES: tl.constexpr):
-    """Concatenate the first `count` of a, b, c [rows, N] to [rows, count N]; a program writes the sums of its rows."""
+    """Concatenate a, b, c [rows, N] to [rows, 3 N]; a program writes the sums of its rows."""
     part = tl.program_id(2)
     first = tl.program_id(1).to(tl.int64) * ROWS
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -270,9 +270,9 @@ def side_by_side(a, b, c, out, sums, rows, N, count, STEP: tl.constexpr, ROWS: t
             x = tl.load(b + at, mask=inside, other=0.0)
         else:
             x = tl.load(c + at, mask=inside, other=0.0)
-        tl.store(out + row * (count * N) + part * N + column[None, :], x, mask=inside)
+        tl.store(out + row * (3 * N) + part * N + column[None, :], x, mask=inside)
         total += x.to(tl.float32)
-    tl.store(sums + (tl.program_id(1) * count + part) * N + column, tl.sum(total, axis=0), mask=column < N)
+    tl.store(sums + (tl.program_id(1) * 3 + part) * N + column, tl.sum(total, axis=0), mask=column < N)
 
 
 @triton.jit
@@ -325,3 +325,56 @@ def attention_backward(qkv, sa, dsa, lse, dqkv, sums, T, width, scale, ROWS: tl.
     row = tl.program_id(2) + tl.arange(0, ROWS)     # computed again: in the loop, registers are scarce
     tl.store(dqkv + row[:, None] * (3 * width) + e[None, :], dq.to(dqkv.dtype.element_ty), mask=(row < T)[:, None])
     tl.store(sums + e, tl.sum(dq, axis=0))
+
+
+@triton.jit
+def first_keys(start, q, kv, T, width, size, scale, e, STEP: tl.constexpr):
+    """Return STEP keys, their values, their scores times log2 e, and the offsets of the keys and their mask."""
+    key = start + tl.arange(0, STEP)
+    inside = (key < T)[:, None] & (e < size)[None, :]
+    at = key[:, None] * (2 * width) + e[None, :]
+    k = tl.load(kv + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(kv + at + width, mask=inside, other=0.0).to(tl.float32)
+    score = tl.sum(k * q[None, :], axis=1) * (scale * 1.4426950409)
+    return k, v, tl.where(key < T, score, float("-inf")), at, inside
+
+
+@triton.jit
+def first_forward(q, kv, out, lse, T, size, scale, STEP: tl.constexpr, WIDTH: tl.constexpr):
+    """See differentiable.AttendFirst; a program handles one head of one image, STEP keys at a time."""
+    head, image, e = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
+    width = tl.num_programs(0) * size
+    at = image * width + head * size + e
+    kv += image * T * 2 * width + head * size
+    query = tl.load(q + at, mask=e < size, other=0.0).to(tl.float32)
+    largest, total, sa = float("-inf"), 0.0, tl.zeros((WIDTH,), tl.float32)
+    for start in range(0, T, STEP):
+        _, v, score, _, _ = first_keys(start, query, kv, T, width, size, scale, e, STEP)
+        top = tl.maximum(largest, tl.max(score, axis=0))
+        A, shrink = tl.exp2(score - top), tl.exp2(largest - top)
+        total = total * shrink + tl.sum(A, axis=0)
+        sa = sa * shrink + tl.sum(A[:, None] * v, axis=0)
+        largest = top
+    tl.store(out + at, (sa / total).to(out.dtype.element_ty), mask=e < size)
+    tl.store(lse + image * tl.num_programs(0) + head, (largest + tl.log2(total)) * 0.6931471806)
+
+
+@triton.jit
+def first_backward(q, kv, sa, dsa, lse, dq_at, dkv, T, size, scale, STEP: tl.constexpr, WIDTH: tl.constexpr):
+    """See differentiable.AttendFirst; a program handles one head of one image, STEP keys at a time."""
+    head, image, e = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
+    width = tl.num_programs(0) * size
+    at, first = image * width + head * size + e, image * T * 2 * width + head * size
+    query = tl.load(q + at, mask=e < size, other=0.0).to(tl.float32)
+    gradient = tl.load(dsa + at, mask=e < size, other=0.0).to(tl.float32)
+    delta = tl.sum(tl.load(sa + at, mask=e < size, other=0.0).to(tl.float32) * gradient, axis=0)   # = sum_j A_j dA_j
+    total = tl.load(lse + image * tl.num_programs(0) + head) * 1.4426950409
+    dq = tl.zeros((WIDTH,), tl.float32)
+    for start in range(0, T, STEP):
+        k, v, score, there, inside = first_keys(start, query, kv + first, T, width, size, scale, e, STEP)
+        A = tl.exp2(score - total)
+        dS = A * (tl.sum(v * gradient[None, :], axis=1) - delta) * scale
+        tl.store(dkv + first + there, (dS[:, None] * query[None, :]).to(dkv.dtype.element_ty), mask=inside)
+        tl.store(dkv + first + there + width, (A[:, None] * gradient[None, :]).to(dkv.dtype.element_ty), mask=inside)
+        dq += tl.sum(dS[:, None] * k, axis=0)
+    tl.store(dq_at + at, dq.to(dq_at.dtype.element_ty), mask=e < size)
