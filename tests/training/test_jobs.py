@@ -332,6 +332,16 @@ def test_a_plan_computes_a_few_images_of_a_large_batch(tmp_path: Path, monkeypat
     assert kept[1] == pytest.approx(64 * kept[0], rel=0.01)
 
 
+def test_a_dry_run_says_that_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = []
+    for free, micro in ((2**10, None), (2**40, None), (None, None), (2**10, "auto")):
+        monkeypatch.setattr("vitkit.training.memory.free_bytes", lambda free=free: free)
+        settings = {**SETTINGS, "micro_batch": micro}
+        notes.append(dry_run(prepare("digits", tmp_path / "r", recipe=tiny(), settings=settings))["notes"])
+    assert [len(found) for found in notes] == [1, 0, 0, 0]
+    assert "cpu has 0.0. Use --micro-batch auto." in notes[0][0]
+
+
 def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tiny(ema=0.9, steps=100, warmup=10)
     ready = prepare("digits", tmp_path / "r", recipe=recipe, settings={**SETTINGS, "micro_batch": 4})

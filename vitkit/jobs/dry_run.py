@@ -19,8 +19,9 @@ from vitkit.model.create import need_vit
 from vitkit.model.parts.fit import unfit
 from vitkit.speed.training import TAKES
 from vitkit.training import optim
-from vitkit.training.memory import kept_bytes
+from vitkit.training.memory import kept_bytes, room
 from vitkit.training.plan import Job, Machine, plan
+from vitkit.training.settings import AUTO
 
 IMAGES = {"cpu": 16, "cuda": 256}  # that are computed at most: a micro-batch may take more memory than there is
 PASSES = 3  # on a GPU, where the first pass also compiles and allocates; the fastest counts
@@ -59,6 +60,14 @@ def dry_run(ready: Prepared, gpus: int | None = None) -> dict[str, Any]:
     weights = sum(p.numel() * 4 for p in ready.model.parameters())
     trained = ready.info["trained"] * 4
     moments = 4 * optim.moments(ready.model, recipe)
+    average = weights if recipe.ema is not None else 0
+    needed, there = weights + trained + moments + average + activations, room(ready.runtime.device)
+    notes = list(ready.notes)
+    if there is not None and needed > there and ready.settings.micro_batch != AUTO:
+        notes.append(
+            f"A step needs about {needed / 2**30:,.1f} GiB; {ready.runtime.device} has {there / 2**30:,.1f}. "
+            f"Use --micro-batch {AUTO}."
+        )
     points = {
         step: recipe.lr_at(step, total)
         for step in sorted({0, recipe.warmup_steps(total), total // 2, total - 1, total})
@@ -88,14 +97,14 @@ def dry_run(ready: Prepared, gpus: int | None = None) -> dict[str, Any]:
             "weights": weights,
             "gradients": trained,
             "moments": moments,
-            "average": weights if recipe.ema is not None else 0,
+            "average": average,
             "activations": activations,
-            "all": weights + trained + moments + activations + (weights if recipe.ema is not None else 0),
+            "all": needed,
         },
         "seconds_per_step": seconds * split.count,
         "hours": seconds * split.count * total / 3600,
         "measured_images": measured.images,
-        "notes": list(ready.notes),
+        "notes": notes,
         **({} if gpus is None else {"scale": scale(ready, gpus, measured)}),
     }
 

@@ -66,6 +66,13 @@ def images_that_fit(
     return max(1, int((SHARE * free - moments) / (WORK * kept / count)))
 
 
+def room(device: torch.device) -> int | None:
+    """Return the memory of a GPU in bytes, or of the CPU what is free; None if nobody knows."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return free_bytes() if device.type == "cpu" else None
+
+
 def free_bytes() -> int | None:
     """Return the free memory of this machine in bytes, or what is left to its container if that is less."""
     found = []
