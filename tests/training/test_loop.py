@@ -75,6 +75,25 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
         load(f"{tmp_path / 'r'}@worst")
 
 
+def test_deterministic_algorithms_are_torchs_for_the_run_alone(tmp_path: Path) -> None:
+    """They add up in one order on CUDA, and change nothing on the CPU."""
+    seen: dict[bool, list[bool]] = {True: [], False: []}
+    for wanted, found in seen.items():
+
+        def watch(event: dict[str, object], found: list[bool] = found) -> None:
+            found.append(torch.are_deterministic_algorithms_enabled())
+
+        how = {"deterministic": wanted}
+        run(tmp_path / str(wanted), tiny(steps=2, warmup=0), settings=how, watch=watch)
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert [any(found) for found in seen.values()] == [True, False]
+    assert all(seen[True][1:-1])
+    assert distance(tmp_path / "True", tmp_path / "False") == 0
+    with pytest.raises(Diverged):
+        run(tmp_path / "diverged", tiny(lr=1e30, clip=None, warmup=0), settings={"deterministic": True})
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_average_is_the_formula(tmp_path: Path) -> None:
     """ema.safetensors against weights saved after each step."""
     recipe = tiny(steps=3, ema=0.5, warmup=0)
