@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 
+from vitkit import cpu_products
 from vitkit.cli import app
 from vitkit.data.folder import Files
 from vitkit.errors import BadImage, ConfigError, OutputError, UnknownName
@@ -307,14 +309,24 @@ def test_half_precision_is_autocast() -> None:
     assert not torch.equal(model.w, torch.ones(5))
 
 
-def test_the_limit_is_the_products_of_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wider", [False, True])
+def test_the_limit_is_the_products_of_the_dense_layers(wider: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the library that the engines have: a limit that they exceed would be none."""
     done: list[int] = []
 
     def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         assert out.shape == (len(a), b.shape[1])
         done.append(a.shape[0] * a.shape[1] * b.shape[1])
 
-    monkeypatch.setattr(torch, "mm", mm)
+    def by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        done.append(a.shape[0] * a.shape[1] * b.shape[0])
+        return a @ b.mT
+
+    unused = Mock(side_effect=AssertionError("the other library"))
+    monkeypatch.setattr(torch, "mm", unused if wider else mm)
+    monkeypatch.setattr(cpu_products, "_by_onednn", by_onednn if wider else unused)
+    monkeypatch.setattr(cpu_products, "onednn_is_wider", lambda: wider)
+    monkeypatch.setattr(cpu_products, "LEAST", 0)
     limit.products(TINY, 3, turns.CPU, torch.float32)()
     forward = sum(done)
     kernels = sum(p.numel() for block in ViT(TINY).blocks for p in block.parameters() if p.ndim > 1)
