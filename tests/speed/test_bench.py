@@ -311,20 +311,18 @@ def test_half_precision_is_autocast() -> None:
 
 @pytest.mark.parametrize("wider", [False, True])
 def test_the_limit_is_the_products_of_the_dense_layers(wider: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the library that the engines have: a limit that they exceed would be none."""
+    """The library is the one that our engines use: next to another, they could be faster than the limit."""
     done: list[int] = []
 
-    def mm(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-        assert out.shape == (len(a), b.shape[1])
-        done.append(a.shape[0] * a.shape[1] * b.shape[1])
-
-    def by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        done.append(a.shape[0] * a.shape[1] * b.shape[0])
-        return a @ b.mT
+    def linear(x: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = torch.matmul(x, W.mT)
+        assert y.shape == (len(x), len(W))
+        done.append(x.shape[0] * x.shape[1] * W.shape[0])
+        return y
 
     unused = Mock(side_effect=AssertionError("the other library"))
-    monkeypatch.setattr(torch, "mm", unused if wider else mm)
-    monkeypatch.setattr(cpu_products, "_by_onednn", by_onednn if wider else unused)
+    monkeypatch.setattr(nn.functional, "linear", unused if wider else linear)
+    monkeypatch.setattr(cpu_products, "_by_onednn", linear if wider else unused)
     monkeypatch.setattr(cpu_products, "onednn_is_wider", lambda: wider)
     monkeypatch.setattr(cpu_products, "LEAST", 0)
     limit.products(TINY, 3, turns.CPU, torch.float32)()

@@ -1,30 +1,19 @@
-"""The hardware's limit for a model: the matrix products of its dense layers and nothing else."""
+"""The hardware's limit for a model: the matrix products of its dense layers and nothing else.
+
+On a CPU they run by the library that our engines use.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vitkit import cpu_products
+from vitkit.cpu_products import linear
 from vitkit.cuda_capture import capture, warm_up
 from vitkit.jobs.bench.turns import Run
 from vitkit.model.config import ViTConfig
 
 LIMIT = "matrix products alone"
-
-
-def product(x: Tensor, W: Tensor, out: Tensor) -> None:
-    """Compute x W^T by the library that is the faster one here: [M, K], [N, K] -> [M, N].
-
-    Args:
-        x: see above.
-        W: see above.
-        out: memory for the result, where the library takes some.
-    """
-    if cpu_products.takes(x, W):
-        cpu_products.linear(x, W)
-    else:
-        torch.mm(x, W.mT, out=out)
 
 
 def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype, *, backward: bool = False) -> Run:
@@ -38,24 +27,20 @@ def products(c: ViTConfig, batch: int, device: torch.device, dtype: torch.dtype,
         backward: also compute the two products that give each layer's gradients.
     """
     M, D, H = batch * (c.num_prefix_tokens + c.num_patches), c.hidden_size, c.intermediate_size
-    sides = [(D, 3 * D), (D, D), (D, H), (H, D)]
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, device=device, dtype=dtype)
 
     x = {n: matrix(M, n) for n in {D, H, 3 * D}}
-    W = [matrix(m, n) for n, m in sides]
-    dW = [torch.empty_like(w) for w in W]
-    y = {n: torch.empty_like(x[n]) for n in x}
+    layers = [(x[n], matrix(m, n), x[m]) for n, m in ((D, 3 * D), (D, D), (D, H), (H, D))]
 
-    @torch.no_grad()
     def run() -> None:
-        for _layer in range(c.num_hidden_layers):
-            for (n, m), w, dw in zip(sides, W, dW, strict=True):
-                product(x[n], w, y[m])  # forward
+        for _block in range(c.num_hidden_layers):
+            for u, W, dy in layers:
+                linear(u, W)  # forward
                 if backward:
-                    product(x[m], w.mT, y[n])  # gradient of the layer's input
-                    product(x[m].mT, x[n].mT, dw)  # gradient of its weights
+                    linear(dy, W.mT)  # gradient of the layer's input
+                    linear(dy.mT, u.mT)  # gradient of its weights
 
     return run if device.type == "cpu" else graphed(run)
 
