@@ -84,7 +84,7 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array and nothing else.")] = False,
 ) -> None:
-    """Measure speed next to timm, transformers, torchvision and vit-pytorch, and to the hardware's limit.
+    """Measure speed next to timm, transformers, torchvision and vit-pytorch, and to the matrix products alone.
 
     All contenders take turns in one run. A contender that cannot run is named with the reason.
     """

@@ -1,4 +1,4 @@
-"""Pixels to logits: our engines, the peers' models and the hardware's limit, all with random weights."""
+"""Pixels to logits: our engines, the peers' models and the matrix products alone, all with random weights."""
 
 from __future__ import annotations
 

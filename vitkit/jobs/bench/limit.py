@@ -1,6 +1,6 @@
-"""The hardware's limit for a model: the matrix products of its dense layers and nothing else.
+"""A limit for a model: the matrix products of its dense layers and nothing else.
 
-On a CPU they run by the library that our engines use.
+On a CPU, torch computes them by the library that `cpu-fused` uses. Fewer bits, or another runtime, can exceed this limit.
 """
 
 from __future__ import annotations
