@@ -1,4 +1,4 @@
-"""How fast vitkit is on this machine, next to other libraries and to its matrix products alone. One file per measurement.
+"""How fast vitkit is here, next to other libraries and to its matrix products alone. One file per measurement.
 
     options.py    what to measure; refuses combinations that make no sense
     turns.py      contenders take turns, because a machine's speed changes from minute to minute

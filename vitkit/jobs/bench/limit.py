@@ -1,6 +1,6 @@
 """A limit for a model: the matrix products of its dense layers and nothing else.
 
-On a CPU, torch computes them by the library that `cpu-fused` uses. Fewer bits, or another runtime, can exceed this limit.
+On a CPU, torch computes them by the library that `cpu-fused` uses. Fewer bits or another runtime can exceed the limit.
 """
 
 from __future__ import annotations
