@@ -257,13 +257,13 @@ def test_refused_pruning_changes_nothing():
 @given(st.integers(1, 20))
 def test_feed_forward_chunks_of_any_size_change_nothing(size):
     torch.manual_seed(1)
-    model, x = hf.ViTModel(tiny()).eval(), images()
+    model, x = hf.ViTModel(tiny()).eval().double(), images().double()  # fp32 rounds products of chunks differently
     whole = model(x).last_hidden_state
     widths = []
     model.encoder.layer[0].intermediate.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
     for layer in model.encoder.layer:
         layer.chunk_size_feed_forward = size
-    torch.testing.assert_close(model(x).last_hidden_state, whole, rtol=0, atol=2e-6)
+    torch.testing.assert_close(model(x).last_hidden_state, whole, rtol=0, atol=1e-12)
     assert max(widths) == min(size, T)
     assert sum(widths) == T
 
