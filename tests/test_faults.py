@@ -323,7 +323,10 @@ FAULTS: dict[str, Fault] = {
         "speed/test_hopper.py",
     ),
     "the gradient of the first token lacks its query's part": fault(
-        "speed/differentiable.py", "[:, 0] += input_gradient(dq, W[:width])", "[:, 0] += 0", "speed/test_fused.py"
+        "speed/differentiable/attention.py",
+        "[:, 0] += input_gradient(dq, W[:width])",
+        "[:, 0] += 0",
+        "speed/test_fused.py",
     ),
     "a kernel forgets the keys before its last step": fault(
         "speed/triton_training.py",

@@ -17,7 +17,9 @@ import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
 from vitkit.speed import choices, cublas, training
-from vitkit.speed.differentiable import MLP, AttendFirst, bound, rest, small_product
+from vitkit.speed.differentiable import MLP, AttendFirst
+from vitkit.speed.differentiable.attention import rest
+from vitkit.speed.differentiable.products import bound, small_product
 from vitkit.speed.dropping import Dropout, kept
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitkit.speed import differentiable, dropping, kernels
+from vitkit.speed.differentiable import products
 from vitkit.training.adamw import BLOCK, COUNT, TURNS, OnePassAdamW
 
 
@@ -72,7 +73,7 @@ def rows_to_fp8() -> list[Tensor]:
 
 def columns_to_fp8() -> list[Tensor]:
     lengths = torch.empty(21)
-    x, scale = differentiable.columns_to_fp8(torch.randn(300, 21), lengths)
+    x, scale = products.columns_to_fp8(torch.randn(300, 21), lengths)
     return [x.float(), scale, lengths]
 
 

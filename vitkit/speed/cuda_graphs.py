@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from vitkit.cuda_capture import capture, warm_up
-from vitkit.speed.differentiable import Context
+from vitkit.speed.differentiable.products import Context
 
 
 class GraphedStep:

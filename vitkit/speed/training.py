@@ -1,4 +1,4 @@
-"""The model's forward for training on CUDA in bf16, by the fused parts of differentiable.py.
+"""The model's forward for training on CUDA in bf16, by the fused parts in differentiable/.
 
 The residual stream is bf16 too. Models that these parts do not compute run as they are (`TrainingForward`). The
 parameters are the model's own, and the logits are the same numbers up to rounding; with dropout, a hash chooses what is
@@ -124,7 +124,7 @@ def fused_forward(model: ViT, x: Tensor, fp8: bool = False) -> Tensor:
     Args:
         model: a ViT to which they apply (`fusible`).
         x: pixels.
-        fp8: whether products of the blocks run in fp8: see differentiable.py.
+        fp8: whether products of the blocks run in fp8: see differentiable/.
     """
     drops = dropouts(model, x.device)
     return model.classify(fused_blocks(model, fused_embedding(model, x, next(drops)), drops, fp8))

@@ -1,4 +1,4 @@
-"""The Triton kernels behind differentiable.py, which documents what they compute. Imported only if Triton is installed.
+"""The Triton kernels behind differentiable/, which documents what they compute. Imported only if Triton is installed.
 
 Sums over rows (gradients of biases and of LayerNorm weights) are written as one partial sum per program and added up
 later in a fixed order: atomic additions would make a step differ from run to run.
