@@ -26,6 +26,8 @@ bound that follows from the row before the product and from the weights: searchi
 would cost what fp8 saves, and e4m3 has enough range to absorb a loose bound.
 
 Legend: B images, T tokens, M = B T rows, D width.
+
+What does not belong here: the order of these parts in a model (training.py), and kernels (triton_training.py, *.cu).
 """
 
 from __future__ import annotations
