@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def actors(nodes: list[Any]) -> list[int]:
     return [pid for pid, name in names.items() if name.startswith(b"ray::") and b"MapWorker" in name]
 
 
+def kill_actor(nodes: list[Any], rng: random.Random) -> bool:
+    """Kill one of the actors on some machines; return whether there was one."""
+    running = actors(nodes)
+    rng.shuffle(running)
+    for pid in running:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
+
+
 def add(cluster: Any, size: dict[str, Any]) -> Any:
     """Add a machine; on a busy computer it may not start in time, and is tried again."""
     for attempt in range(10):
@@ -172,15 +184,13 @@ def hold(folder: Path, shards: int, nodes: int, kills: int, seed: int) -> None:
         while not (folder / "done").exists():
             if due(folder, at):
                 time.sleep(rng.uniform(0, 0.5))  # so that it comes while others compute and write
-                running = actors(others)
-                if len(at) % 2 == 0 or not running:
+                if len(at) % 2 == 1 and kill_actor(others, rng):
+                    counts["actor"] += 1
+                else:
                     victim = others.pop(rng.randrange(len(others)))
                     cluster.remove_node(victim, allow_graceful=False)
                     others.append(add(cluster, size))
                     counts["machine"] += 1
-                else:
-                    os.kill(rng.choice(running), signal.SIGKILL)
-                    counts["actor"] += 1
                 (folder / "kills.json").write_text(json.dumps(counts), encoding="utf-8")
                 time.sleep(rng.uniform(0.5, 3))
             time.sleep(0.2)
