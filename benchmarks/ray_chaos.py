@@ -6,7 +6,7 @@ A tiny ViT embeds small photos on a cluster of simulated machines (`ray.cluster_
 cluster: it kills machines and actors (SIGKILL) in turn as the job advances, and adds a new machine for each that it
 killed. This process starts the driver, kills it too, and starts it again. The first machine, which holds Ray's records
 and the driver, stays. Actors that decode and actors that compute are apart, as on GPUs, but compute on the CPU. Where a
-kill is due, images cannot be read until it is about to come, so that a fast job does not end before it. At the end,
+kill is due, the model waits until it is about to come, so that a fast job does not end before it. At the end,
 every image must be there exactly once, equal to the bit to what `vitkit embed` computes on one machine, unreadable
 images included. The exit code is 1 if one is not. Needs Linux.
 """
@@ -27,8 +27,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from vitkit.data import Source, open_source
 
 BATCH = 16
 ENVIRONMENT = {
@@ -68,21 +66,10 @@ def photos(folder: Path, count: int) -> None:
             Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(place)
 
 
-def sources(folder: Path) -> dict[str, Source]:
+def sources(folder: Path) -> Any:
+    from vitkit.data import open_source
+
     return {"all": open_source(folder / "photos", "all")}
-
-
-class Waiting(Source):
-    """Images that cannot be read while a kill is due."""
-
-    def __init__(self, source: Source, folder: Path) -> None:
-        super().__init__(source.labels, source.class_names, source.names)
-        self.source, self.folder = source, folder
-
-    def raw(self, i: int) -> Any:
-        while any(finished(self.folder) >= float(kill.name) for kill in (self.folder / "kills").iterdir()):
-            time.sleep(0.02)
-        return self.source.raw(i)
 
 
 def plan(folder: Path, shards: Iterable[float]) -> list[float]:
@@ -106,10 +93,16 @@ def drive(folder: Path) -> None:
     """Be the driver: run the job, or what is left of it."""
     from vitkit.jobs import on_ray
 
+    def wait(*_: Any) -> None:
+        while any(finished(folder) >= float(kill.name) for kill in (folder / "kills").iterdir()):
+            time.sleep(0.02)
+
+    model = tiny()
+    model.patch_embedding.register_forward_pre_hook(wait)  # it goes to the actors with the model
     job = on_ray.run(
         "embed",
-        tiny(),
-        {part: Waiting(source, folder) for part, source in sources(folder).items()},
+        model,
+        sources(folder),
         folder / "out",
         batch_size=BATCH,
         device="cpu",
