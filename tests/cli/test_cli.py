@@ -153,6 +153,14 @@ def test_describe_weights(tmp_path: Path, vitkit: Command) -> None:
     done = vitkit("describe", str(weights), "--classes", "5")
     assert done.returncode == 2
     assert "Leave --classes out" in done.stderr
+    bare = save(create("vit-ti/16", num_classes=3, num_hidden_layers=1), tmp_path / "bare.pth", dialect="timm")
+    bare.with_name("bare.pth.vitkit.json").unlink()
+    done = vitkit("describe", str(bare))
+    assert (done.returncode, "--heads" in done.stderr) == (2, True)
+    done = vitkit("describe", str(bare), "--heads", "3", "--depth", "0")
+    assert done.returncode == 0, done.stderr
+    done = vitkit("describe", "vit-ti/16", "--mean", "0.5")
+    assert (done.returncode, "Leave --mean out" in done.stderr) == (2, True)
 
 
 def test_walk(tmp_path: Path, vitkit: Command) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.options import parse_size
+from vitkit.cli.options import loads_weights
 
 if TYPE_CHECKING:
     from vitkit.model.backbone import Config
     from vitkit.model.config import ViTConfig
 
 
+@loads_weights
 def describe(
     model: Annotated[
         str,
@@ -23,9 +24,6 @@ def describe(
             help="Variant, such as vit-b/16 or its timm name (see `vitkit models`), a run folder, a file or a hub id."
         ),
     ],
-    size: Annotated[
-        str | None, typer.Option("--image-size", help="Pixels, such as 384 or 384x512 (default: the model's size).")
-    ] = None,
     num_classes: Annotated[
         int | None, typer.Option("--classes", help="Number of classes of a variant; 0 for no head (default: 1000).")
     ] = None,
@@ -44,6 +42,8 @@ def describe(
         str | None,
         typer.Option("--photo", help="Photo whose patches the overview drawing shows (default: empty patches)."),
     ] = None,
+    *,
+    overrides: dict[str, Any],
 ) -> None:
     """Show every module of a model with the shapes of its input and output and its parameters."""
     from vitkit.cli.text import print_table
@@ -53,7 +53,7 @@ def describe(
         from vitkit.errors import InputError
 
         raise InputError("--photo is for the drawings; give a folder for them with --draw.")
-    config = _config(model, parse_size(size), num_classes, channels)
+    config = _config(model, num_classes, channels, overrides)
 
     from vitkit.explanations.describe import describe as rows_of
     from vitkit.explanations.describe import differences
@@ -118,23 +118,26 @@ def _photo(path: str, config: ViTConfig) -> Any:
     return shown(preprocess(source.read(0)[0], spec, source.names[0])[None], spec)[0]
 
 
-def _config(model: str, size: int | tuple[int, int] | None, num_classes: int | None, channels: int | None) -> Config:
-    """Return the configuration of a variant with these changes, or of trained weights at this size."""
+def _config(model: str, num_classes: int | None, channels: int | None, overrides: dict[str, Any]) -> Config:
+    """Return the configuration of a variant with these changes, or of trained weights loaded with these options."""
+    from vitkit.api.models import names_weights
+    from vitkit.checkpoints import load
     from vitkit.errors import ConfigError, InputError
     from vitkit.model.create import configuration
 
-    given = {"image_size": size, "num_classes": num_classes, "num_channels": channels}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {"num_classes": num_classes, "num_channels": channels}
+    changes = {name: value for name, value in given.items() if value is not None}
     try:
-        known = not Path(model).expanduser().exists() and configuration(model)
+        variant = None if Path(model).expanduser().exists() else configuration(model)
     except ConfigError:
-        known = False
-    if known:
-        return configuration(model, **changes)
-    from vitkit.api import config_of
-
-    config = config_of(model)
+        if not names_weights(model):
+            raise
+        variant = None
+    if variant is not None:
+        if odd := overrides.keys() - {field.name for field in dataclasses.fields(variant)}:
+            raise InputError(f"Expected trained weights with --{min(odd)}; {model} is a variant. Leave --{min(odd)} out.")
+        return configuration(model, **changes, **overrides)
     for option, value in (("--classes", num_classes), ("--channels", channels)):
         if value is not None:
             raise InputError(f"Expected a variant with {option}; {model} is trained weights. Leave {option} out.")
-    return dataclasses.replace(config, **changes)
+    return load(model, **overrides).config
