@@ -51,7 +51,7 @@ def pretrain(
     overrides: dict[str, Any],
     more: dict[str, Any],
 ) -> None:
-    """Train without labels: hide half of the patches and predict what they show. The result is there to fine-tune."""
+    """Train without labels: hide half of the patches and predict what they show. The weights can then be fine-tuned."""
     from vitkit.cli.train import carry_out, folder_of, show_plan
 
     out = folder_of(out, dry_run and not resume)

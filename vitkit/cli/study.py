@@ -1,4 +1,4 @@
-"""`vitkit study`: the paper's comparisons in small, each as a table and a picture."""
+"""`vitkit study`: the paper's comparisons on a small scale, each as a table and a picture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def study(
         int | None, typer.Option("--workers", help="Worker processes for decoding, per run (default: one per core).")
     ] = None,
 ) -> None:
-    """Repeat one of the paper's comparisons in small: position embeddings, pooling, data size or compute."""
+    """Repeat one of the paper's comparisons on a small scale: position embeddings, pooling, data size or compute."""
     from vitkit.errors import ConfigError, pick
     from vitkit.jobs.cells import Request
     from vitkit.jobs.study import STUDIES, recipe_of
@@ -53,7 +53,7 @@ def study(
     row = pick(STUDIES, name, "study")
     if epochs is not None and row.epochs is None:
         raise ConfigError(f"The cells of {name} set their own epochs; leave --epochs out.")
-    print(f"{row.source}, in small. {row.question}")
+    print(f"{row.source}, on a small scale. {row.question}")
     compare(
         Request(
             data=data,
@@ -64,7 +64,7 @@ def study(
             shots=row.shots if shots is None else shots,
         ),
         row.with_seeds(range(seeds)),
-        title=f"{row.source}, in small",
+        title=f"{row.source}, on a small scale",
         axes=(row.x, row.series),
         paper=row.paper,
         resume=resume,

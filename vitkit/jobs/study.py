@@ -1,4 +1,4 @@
-"""STUDIES: the paper's comparisons in small, each a list of cells to train and a way to show them.
+"""STUDIES: the paper's comparisons on a small scale, each a list of cells to train and a way to show them.
 
 `picture` imports Matplotlib; nothing else here does, so that a study runs on a machine without it.
 """
