@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,8 @@ from vitkit.errors import UnknownName, pick
 from vitkit.jobs.evaluate import ByEngine
 from vitkit.server.service import Service
 from vitkit.speed import ENGINES, chosen
+from vitkit.speed.exported import EXPORTS
+from vitkit.speed.frozen import FEW
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own imports
 
@@ -52,3 +56,25 @@ def test_an_engine_that_falls_back_has_the_name_of_what_runs() -> None:
 def test_an_unknown_engine_is_refused_with_the_list() -> None:
     with pytest.raises(UnknownName, match="torch, compile"):
         pick(ENGINES, "wrap", "engine")
+
+
+def promise(tolerance: float | None) -> str:
+    """Return the words for a row's tolerance."""
+    if tolerance is None:
+        return "none: measure it on your images"
+    return f"logits within {tolerance:g} of the largest" if tolerance else "the model itself"
+
+
+def test_the_documentation_lists_every_engine_with_its_promise() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "speed.md").read_text(encoding="utf-8")
+    section = page.split("## Engines\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| `" in line]
+    assert {name.strip("`"): words for name, _, words in rows} == {
+        name: promise(engine.tolerance) for name, engine in ENGINES.items()
+    }
+    assert f"more\nthan {FEW:,} images" in section
+
+
+@pytest.mark.parametrize("name", ["onnx", "openvino", "openvino-int8"])
+def test_an_engine_promises_what_the_export_does(name: str) -> None:
+    assert ENGINES[name].tolerance == EXPORTS[name].tolerance

@@ -126,7 +126,7 @@ def _config(model: str, num_classes: int | None, channels: int | None, overrides
     from vitkit.model.create import configuration
 
     given = {"num_classes": num_classes, "num_channels": channels}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         variant = None if Path(model).expanduser().exists() else configuration(model)
     except ConfigError:
