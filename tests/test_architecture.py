@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,22 @@ def room(path: Path) -> str:
 
 def test_every_room_is_in_the_table() -> None:
     assert {room(path) for path in FILES} == set(MAY_IMPORT)
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    """Except for the rooms that bring the others together: the page says that in words."""
+    page = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    table = page.split("| room | what it does | may import (of ours) |\n")[1].split("\n\n")[0]
+    found: dict[str, set[str]] = {}
+    for line in table.splitlines()[1:]:
+        rooms, _, allowed = (cell.strip() for cell in line.strip("|").split(" | "))
+        for name in re.findall(r"`([a-z_]+)(?:\.py|/)`", rooms):
+            found[name] = set(allowed.split(", ")) - {"-"}
+    in_words = {"jobs", "api", "cli"}
+    assert set(found) == set(MAY_IMPORT) - {"__main__"}
+    assert {name: rooms for name, rooms in found.items() if name not in in_words} == {
+        name: rooms for name, rooms in MAY_IMPORT.items() if name not in {*in_words, "__main__"}
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
