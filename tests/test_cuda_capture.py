@@ -66,6 +66,49 @@ def test_a_layout_does_not_stay_with_the_graph(captures) -> None:
     assert torch.equal(run(work, x.mT.contiguous().mT), x.view(-1).cumsum(0))
 
 
+class Choosing:
+    """Work that chooses its kernel when it has none, which it must not do during a capture."""
+
+    def __init__(self) -> None:
+        self.chosen, self.capturing = False, False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.chosen and self.capturing:
+            raise RuntimeError("kernels cannot be timed during a capture")
+        self.chosen = True
+        return 2 * x
+
+
+def test_nothing_is_chosen_during_a_capture(captures, monkeypatch) -> None:
+    run, work, capture = Replays(torch.float32), Choosing(), cuda_capture.capture
+
+    def strict(function, pool):
+        work.capturing = True
+        try:
+            return capture(function, pool)
+        finally:
+            work.capturing = False
+
+    monkeypatch.setattr(cuda_capture, "capture", strict)
+    run(work, torch.ones(2))
+    work.chosen = False  # as when a training run begins, which has choices of its own
+    assert torch.equal(run(work, torch.full((2,), 3.0)), torch.full((2,), 6.0))
+    assert len(captures) == 1
+
+
+def test_a_shape_whose_first_input_failed_counts_as_new(captures) -> None:
+    run = Replays(torch.float32)
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(fail, torch.ones(2))
+    assert not run.graphs
+    assert torch.equal(run(Doubled(), torch.ones(2)), torch.full((2,), 2.0))
+    assert not captures
+
+
 def test_only_the_latest_shapes_are_kept(captures, monkeypatch) -> None:
     monkeypatch.setattr(cuda_capture, "MOST", 2)
     run, work = Replays(torch.float32), Doubled()

@@ -74,15 +74,18 @@ class Replays:
             x: its input, in any type.
         """
         shape = tuple(x.shape)
-        if shape in self.graphs and self.graphs[shape] is None:
+        if shape not in self.graphs:
+            first = work(x.to(self.dtype))
+            self.graphs[shape] = None  # not before: what has failed has chosen nothing
+            if len(self.graphs) > MOST:
+                self.graphs.popitem(last=False)
+            return first
+        if self.graphs[shape] is None:
             self.graphs[shape] = self._captured(work, x)
-        captured = self.graphs.setdefault(shape)
         self.graphs.move_to_end(shape)
-        if len(self.graphs) > MOST:
-            self.graphs.popitem(last=False)
-        if not captured:
+        if not self.graphs[shape]:
             return work(x.to(self.dtype))
-        graph, still, result = captured
+        graph, still, result = self.graphs[shape]
         still.copy_(x)
         graph.replay()
         return result.clone()
@@ -90,7 +93,8 @@ class Replays:
     def _captured(self, work: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Any, ...]:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
-            still = x.new_empty(x.shape, dtype=self.dtype)
+            still = x.new_empty(x.shape, dtype=self.dtype).copy_(x)
+            work(still)  # what was chosen for the first input may have lapsed, and nothing can be timed in a capture
             graph, result = capture(lambda: work(still), self.pool)
         except torch.OutOfMemoryError:
             return ()

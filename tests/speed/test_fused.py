@@ -6,12 +6,15 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 import vitkit
 from tests.model.test_vit import pixels, tiny
@@ -24,7 +27,7 @@ from vitkit.speed.dropping import Dropout, kept
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
-from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, linear_int8, rows_to_fp8, to_int8
+from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, first_of, linear_int8, rows_to_fp8, to_int8
 from vitkit.speed.training import TrainingForward, dropouts, fused_forward, refuse_fp8
 
 KINDS = {
@@ -42,6 +45,55 @@ KINDS = {
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def kernels_of_torch() -> list[bool]:
+    """Which kernels torch may choose for attention, in this process."""
+    cuda = torch.backends.cuda
+    return [
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    ]
+
+
+def test_on_the_cpu_an_engine_leaves_other_threads_their_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels torch may choose holds for the process, and the CPU has only one to choose."""
+    before, during, attention = kernels_of_torch(), [], F.scaled_dot_product_attention
+
+    def observed(*args: torch.Tensor) -> torch.Tensor:
+        during.append(kernels_of_torch())
+        return attention(*args)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", observed)
+    Fused(tiny())(pixels(2, 3, 32, 32))
+    assert during == [before] * len(tiny().blocks)
+
+
+def test_two_threads_that_choose_a_kernel_restore_what_there_was() -> None:
+    before, inside, leave, done = kernels_of_torch(), threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with first_of(SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH):
+            inside.set()
+            leave.wait(30)
+            done.append(kernels_of_torch())
+
+    def second() -> None:
+        with first_of(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
+            done.append(kernels_of_torch())
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)  # long enough to enter, if nothing stopped it
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+    assert done == [[False, False, True, True], [True, False, False, True]]
+    assert kernels_of_torch() == before
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -29,7 +30,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from vitkit import cpu_products
 from vitkit.cuda_capture import Replays
@@ -44,6 +45,7 @@ from vitkit.speed.kernels import (
     add_norm,
     attention,
     attention_loop,
+    first_of,
     flat_patches,
     takes_attention,
     takes_attention_loop,
@@ -288,11 +290,11 @@ def parts(h: Tensor, W: Tensor, S: int) -> Tensor:
 
 
 def by_torch(backend: SDPBackend) -> Attention:
-    """Eqs. 6 and 7 by one of torch's kernels."""
+    """Eqs. 6 and 7 by one of torch's kernels; on the CPU by the one that torch takes."""
 
     def run(qkv: Tensor, heads: int, B: int, T: int) -> Tensor:
         q, k, v = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)           # 3 x [B, h, T, d]
-        with sdpa_kernel(backend):
+        with first_of(backend, SDPBackend.MATH) if qkv.is_cuda else nullcontext():
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B * T, -1)
 
     return run

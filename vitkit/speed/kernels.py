@@ -10,18 +10,34 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
+CHOOSING = threading.Lock()
 
 
 def by_triton(x: Tensor) -> bool:
     """Return whether Triton kernels run on x: on CUDA, and on any device in Triton's interpreter."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextmanager
+def first_of(*backends: SDPBackend) -> Iterator[None]:
+    """A context in which torch computes attention by the first of these kernels that takes the tensors.
+
+    The choice holds for the whole process, so one thread at a time makes one, and MATH, which takes everything, should
+    be among the kernels: other threads may compute attention meanwhile.
+    """
+    with CHOOSING, sdpa_kernel([*backends], set_priority=True):
+        yield
 
 
 def processors(x: Tensor) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from vitkit.errors import ConfigError
 from vitkit.model.config import GELUS, ViTConfig
@@ -30,7 +30,7 @@ from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.differentiable import Rounded
 from vitkit.speed.dropping import Depth, Dropout
-from vitkit.speed.kernels import flat_patches
+from vitkit.speed.kernels import first_of, flat_patches
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 # Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
@@ -198,7 +198,7 @@ def attention(msa: MSA, qkv: tuple[Tensor, ...], images: int) -> Tensor:
         images: B.
     """
     q, k, v = (part.view(images, -1, len(msa.heads), msa.head_size).transpose(1, 2) for part in qkv)
-    with sdpa_kernel(KERNELS, set_priority=True):
+    with first_of(*KERNELS):
         sa = F.scaled_dot_product_attention(q, k, v, dropout_p=msa.dropout_A if msa.training else 0.0)
     return sa.transpose(1, 2).reshape(len(qkv[0]), -1)
 
