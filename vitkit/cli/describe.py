@@ -135,7 +135,9 @@ def _config(model: str, num_classes: int | None, channels: int | None, overrides
         variant = None
     if variant is not None:
         if odd := overrides.keys() - {field.name for field in dataclasses.fields(variant)}:
-            raise InputError(f"Expected trained weights with --{min(odd)}; {model} is a variant. Leave --{min(odd)} out.")
+            raise InputError(
+                f"Expected trained weights with --{min(odd)}; {model} is a variant. Leave --{min(odd)} out."
+            )
         return configuration(model, **changes, **overrides)
     for option, value in (("--classes", num_classes), ("--channels", channels)):
         if value is not None:
