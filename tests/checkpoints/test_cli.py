@@ -184,6 +184,7 @@ COMMANDS = {  # {w}: the weights, {d}: a folder of images, {p}: a photo, {o}: a 
     "sweep": "sweep {d} --from {w} --out {o} --recipe finetune-pets --lrs 0.01",
     "convert": "convert {w} {o}.safetensors",
     "inspect": "inspect {w}",
+    "describe": "describe {w}",
 }
 
 
@@ -204,7 +205,7 @@ def test_the_commands_that_load_weights_are_all_here() -> None:
     options = {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
     assert {name for name in options if set(LOADING) <= options[name]} == set(COMMANDS)
     takes = {name for name, command in commands.items() if any(p.name == "weights" for p in command.params)}
-    assert takes | {"convert", "inspect"} == set(COMMANDS)
+    assert takes | {"convert", "inspect", "describe"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
