@@ -504,6 +504,12 @@ FAULTS: dict[str, Fault] = {
     "merged tokens count once in attention": fault(
         "speed/graph.py", "size.log().mT[:, None]", "size.log().mT[:, None] * 0", "speed/test_merge.py"
     ),
+    "two threads choosing attention kernels": fault(
+        "speed/kernels.py", "with CHOOSING, sdpa_kernel(", "with sdpa_kernel(", "speed/test_fused.py"
+    ),
+    "choosing kernels during a capture": fault(
+        "cuda_capture.py", "            work(still)  #", "            #", "test_cuda_capture.py"
+    ),
     "DINOv2's rule without its 0.1": fault("speed/axis.py", "(n / (m + 0.1))", "(n / m)", "speed/test_axis.py"),
     "the mean difference of logits instead of the largest": fault(
         "speed/accuracy.py",
