@@ -17,11 +17,13 @@ import sys
 import tomllib
 import warnings
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import typer.main
 import yaml
+from packaging.requirements import Requirement
 
 import tests.peers  # noqa: F401  makes timm importable next to a CPU-only torch
 import vitkit
@@ -181,6 +183,18 @@ def test_ci_runs_the_python_versions_that_the_package_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = [name.split()[-1] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
     assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == named
+
+
+def test_the_pinned_versions_fit_the_installed_torch() -> None:
+    """If they do not, pip installs nothing. Triton is named by torch's build for CUDA, not by that for CPUs."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M))
+    wanted = [Requirement(line) for line in metadata.requires("torch") or []]
+    wanted = [
+        each for each in wanted if each.name in pins and (each.marker is None or each.marker.evaluate({"extra": ""}))
+    ]
+    assert wanted
+    for each in wanted:
+        assert each.specifier.contains(pins[each.name]), f"torch requires {each}; constraints.txt has {pins[each.name]}"
 
 
 def test_the_tables_that_contributors_extend_exist() -> None:
