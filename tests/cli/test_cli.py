@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -255,6 +256,8 @@ def test_a_closed_terminal_is_no_error(buffered: bool) -> None:
     before.close()
     with pytest.raises(OSError, match="Bad file descriptor"):  # only a closed terminal is passed over
         print("lost", file=stream, flush=True)
+    with contextlib.suppress(OSError):  # otherwise Python 3.13 warns of it when the stream is collected
+        stream.close()
 
 
 # Names that try to do something

@@ -272,6 +272,18 @@ def test_bad_images(folder, cache) -> None:
         fill(tiny(), Images([b"bad", b"worse"]), cache, workers=0, bad_images="skip")
 
 
+def test_a_cache_is_closed_when_nothing_holds_it(folder, tmp_path, monkeypatch) -> None:
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **how: opened.append(connect(*args, **how)) or opened[-1])
+    found = fill(tiny(), open_source(folder, "all"), FeatureCache(tmp_path / "cache"), workers=0)
+    assert len(found.read().features) == 12  # results read from it later
+    del found
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["features.sqlite"]  # no log is left beside it
+
+
 def test_places_that_cannot_be_written(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="--cache"):

@@ -264,6 +264,7 @@ def work(kernel: Any, sizes: dict[str, int], fp8: bool) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's compiler, from Python 3.13 on
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [

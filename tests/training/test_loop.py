@@ -27,7 +27,7 @@ from vitkit.model.config import InputSpec
 from vitkit.training.build import new_model
 from vitkit.training.gradients import step_seed
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_folder import RunFolder, environment
 
 
 def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
@@ -39,7 +39,7 @@ def distance(a: Path, b: Path, which: str = "last") -> float:
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+def test_what_a_run_leaves_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, outcome = run(tmp_path / "r", tiny(ema=0.9))
     assert outcome.step == outcome.total == 12
     assert not outcome.stopped
@@ -48,6 +48,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert info["data"]["val"] == 179
     assert len(info["same"]["data"]) == 64
     assert info["environment"]["packages"]["torch"] == torch.__version__
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")  # the metadata of that build says 2.13.0
+    assert environment()["packages"]["torch"] == "2.13.0+cu130"
     rows = folder.metrics()
     assert [r["step"] for r in rows if r["event"] == "train"] == [5, 10, 12]
     assert [(r["step"], r["weights"]) for r in rows if r["event"] == "val"] == [

@@ -121,7 +121,7 @@ class Space:
 
 class FeatureCache:
     """The feature cache in a folder. Several processes may use it at once; call `close` before a fork. Only one thread
-    may use it at a time.
+    may use it at a time. It is closed when nothing holds it any more: results read their features from it later.
 
     Args:
         folder: created if it does not exist.
@@ -131,10 +131,11 @@ class FeatureCache:
         OutputError: the folder cannot be written to.
     """
 
+    _db: sqlite3.Connection | None = None
+
     def __init__(self, folder: str | Path, note: Callable[[str], None] | None = None) -> None:
         self.path = Path(folder).expanduser() / NAME
         self.note = note or (lambda sentence: None)
-        self._db: sqlite3.Connection | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -246,6 +247,9 @@ class FeatureCache:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T:
         for last in (False, True):

@@ -50,8 +50,10 @@ TIMES = {"seconds", "images_per_second", "waiting"}
 
 def environment() -> dict[str, Any]:
     """Return the package versions and the machine, for run.json."""
-    packages: dict[str, str | None] = {}
-    for name in ("torch", "numpy", "pillow", "accelerate", "vitkit"):
+    import torch
+
+    packages: dict[str, str | None] = {"torch": str(torch.__version__)}  # names its build, which metadata may not
+    for name in ("numpy", "pillow", "accelerate", "vitkit"):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
