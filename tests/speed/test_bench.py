@@ -211,7 +211,7 @@ def test_on_cuda_peers_run_as_they_are_compiled_and_at_their_best(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # builds for CUDA ask the driver
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)  # optimizers would ask for its stream
     for module in (inference, limit):
         monkeypatch.setattr(module, "graphed", graphed)
     monkeypatch.setattr(job.Options, "torch_device", property(lambda self: Cuda("cpu")))
