@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import run, tiny, vitkit
+from vitkit.cli.demo import activation
 from vitkit.errors import ConfigError, OutputError, UnknownName
 from vitkit.jobs.listing import diff, list_runs
 from vitkit.jobs.sweep import sweep
@@ -117,6 +119,22 @@ def test_demo_in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert list((tmp_path / "runs" / "demo" / "tb").iterdir())
     assert vitkit(monkeypatch, capsys, "demo", "--epochs", "0.1")[0] == 0  # beside the first
     assert (tmp_path / "runs" / "demo-2" / "run.json").is_file()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="shells of other systems activate differently")
+def test_demo_says_how_a_shell_finds_vitkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "env" / "bin", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir(parents=True)
+        (place / "vitkit").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["env/bin/vitkit", "demo"])  # as `make demo` calls it
+    monkeypatch.setenv("PATH", os.defpath)
+    assert activation() == ""  # not a virtual environment
+    (folder / "activate").touch()
+    assert activation() == f"  source {Path('env/bin/activate')}\n"
+    monkeypatch.setenv("PATH", str(elsewhere))
+    assert activation() == ""
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +37,7 @@ def demo(
 
     print(
         f"\n{found['right']} of the {found['images']} held-out digits are recognised ({found['accuracy']:.2%}) "
-        f"after {found['seconds']:.0f} s of training.\nwrote {place}\n{try_report(place)}\nnext:\n"
+        f"after {found['seconds']:.0f} s of training.\nwrote {place}\n{try_report(place)}\nnext:\n{activation()}"
         f"  vitkit eval {place} digits\n"
         f"  vitkit train PHOTOS --from timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k --out runs/mine\n"
         f"  vitkit walk    vitkit recipes    vitkit --help"
@@ -47,3 +50,11 @@ def free_place(path: Path) -> Path:
     while place.exists():
         place, number = path.with_name(f"{path.name}-{number}"), number + 1
     return place
+
+
+def activation() -> str:
+    """Return the line that lets a shell find `vitkit`, if it does not yet and this is a virtual environment."""
+    activate = Path(sys.argv[0]).with_name("activate")
+    if os.name != "posix" or shutil.which("vitkit") or not activate.is_file():
+        return ""
+    return f"  source {activate}\n"
