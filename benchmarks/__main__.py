@@ -5,10 +5,9 @@
     python -m benchmarks training --device cuda --model vit-l/16 --batch-size 128 --peer timm
 
 The other programs of this folder run as `python -m benchmarks.NAME`; each says what it needs with --help.
-  check     the fused engines and gradients against the plain model in fp32, on a CUDA device
-  memory    memory of loading, of asking for attention, and of a training run
-  elastic   ranks and agents of torchrun killed at random, and a number of processes that changes
-  serve, fuzz_serve, fuzz, kills, disk, features, explain, calls, records, foodvision, paper, photos
+  speed     check (engines, gradients and kernels against fp32, on a CUDA device), memory, calls, features, fed, serve
+  accuracy  records, foodvision, scratch, paper, photos, tasks, teach, explain, rollouts, explore, proof
+  damage    kills, disk, elastic, sharded, ray_chaos, scale, fuzz, fuzz_serve
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def round_trip(ours: ViT, tensors: dict[str, Tensor], dialect: str) -> tuple[boo
         return False, str(error)
     other = sorted(set(written) ^ set(tensors))
     other += [name for name, t in written.items() if name in tensors and not torch.equal(t, tensors[name])]
-    return not other, f"other in our file: {', '.join(other[:4])}" if other else ""
+    return not other, f"differs in what vitkit writes: {', '.join(other[:4])}" if other else ""
 
 
 def through_files(ours: ViT, folder: Path) -> tuple[bool, str]:
@@ -142,7 +142,7 @@ def through_files(ours: ViT, folder: Path) -> tuple[bool, str]:
         return False, str(error)
     back = load(folder / "again").state_dict()
     other = [name for name, tensor in ours.state_dict().items() if not torch.equal(tensor, back[name])]
-    return not other, f"other in our file: {', '.join(other[:4])}" if other else ""
+    return not other, f"differs in what vitkit writes: {', '.join(other[:4])}" if other else ""
 
 
 def page(rows: list[Row]) -> str:

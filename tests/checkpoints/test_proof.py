@@ -39,10 +39,10 @@ def test_timm_has_no_other_names() -> None:
 def test_a_page_says_what_is_wrong() -> None:
     made = page(
         [
-            Row("timm", "deit", "a", "different", 0.5, 1e-3, False, True, "other in our file: b"),
+            Row("timm", "deit", "a", "different", 0.5, 1e-3, False, True, "differs in what vitkit writes: b"),
             Row("timm", "deit", "c", "refused", words="This checkpoint has x. Use y."),
         ]
     )
-    assert "| a | DIFFERENT | 5.0e-01 | off by 1e-03 | no | other in our file: b |" in made
+    assert "| a | DIFFERENT | 5.0e-01 | off by 1e-03 | no | differs in what vitkit writes: b |" in made
     assert "| c | refused |  |  |  | This checkpoint has x |" in made
     assert "2 names: 1 different, 1 refused." in made

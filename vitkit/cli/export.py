@@ -42,7 +42,7 @@ def export(
         int, typer.Option("--calibrate", min=1, help="Images to calibrate int8 on (default: 128).")
     ] = 128,
     report: Annotated[
-        int, typer.Option("--report", min=1, help="Images to compare with the plain model on (default: 512).")
+        int, typer.Option("--report", min=1, help="Number of images to compare with the plain model on (default: 512).")
     ] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     bad_images: BadImages = "fail",

@@ -31,7 +31,7 @@ def pretrain(
     ] = "masked-patch",
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="A recipe with this objective; see `vitkit recipes` (default: OBJECTIVE-small)."),
+        typer.Option("--recipe", help="A recipe with this objective; see `vitkit recipes` (default: masked-patch-small)."),
     ] = None,
     model: Annotated[
         str | None,

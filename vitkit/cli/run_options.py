@@ -70,7 +70,7 @@ RECIPE: dict[str, Any] = {
         ),
     ],
     "images": Annotated[
-        float | None, of_recipe("--images", help="Training images to use: a count or, below 1, a share.")
+        float | None, of_recipe("--images", help="Number of training images to use or, below 1, their share.")
     ],
     "epochs": Annotated[float | None, of_recipe("--epochs", help="Passes over the training data.")],
     "steps": Annotated[int | None, of_recipe("--steps", help="Number of updates, instead of --epochs.")],

@@ -77,7 +77,7 @@ def teach(
         lessons = Lessons(service, folder, partial(save, service.model, source), source)
         state = lessons.first.state
         if state.photos:
-            print(f"vitkit: going on with {folder}: {len(state.classes)} classes, {len(state.photos)} photos.")
+            print(f"vitkit: continuing {folder}: {len(state.classes)} classes, {len(state.photos)} photos.")
         name, number = bound.getsockname()[:2]
         print(
             f"vitkit: teach at http://{f'[{name}]' if ':' in name else name}:{number}/#teach; photos are kept in "

@@ -180,7 +180,7 @@ class Manifest:
             if data is None:
                 raise DataError(
                     f"Expected {name} in {self.folder.place} as {MANIFEST} lists it; it is missing or was changed. Run "
-                    f"the same command again: it computes such shards anew."
+                    f"the same command again: it computes this shard again."
                 )
             yield name, data
 

@@ -152,7 +152,7 @@ def picture(model: ViT, x: Tensor, name: str, theme: Literal["light", "dark"] | 
 
     plot = pick(PICTURES, name, "picture")
     if not isinstance(model, plot.models):
-        raise InputError(f"The picture {name!r} is not for a {type(model).__name__}; this model is one.")
+        raise InputError(f"The picture {name!r} cannot be drawn for a {type(model).__name__}, and this model is one.")
     if not plot.fits(model):
         raise InputError(
             f"The picture {name!r} explains a class, but this model has no classification head (num_classes=0)."

@@ -50,7 +50,7 @@ export const TOUR = [
   },
   {
     title: "Now you",
-    words: "Choose your own photo, or use the camera. It never leaves your device: there is no server behind this page.",
+    words: "Choose your own photo, or use the camera. It never leaves your device: the model runs in your browser.",
     set: () => ({ view: "attention", head: -1, held: null, erased: [] }),
   },
 ];
