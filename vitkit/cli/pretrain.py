@@ -31,7 +31,9 @@ def pretrain(
     ] = "masked-patch",
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="A recipe with this objective; see `vitkit recipes` (default: masked-patch-small)."),
+        typer.Option(
+            "--recipe", help="A recipe with this objective; see `vitkit recipes` (default: masked-patch-small)."
+        ),
     ] = None,
     model: Annotated[
         str | None,
