@@ -217,8 +217,9 @@ def columns_to_fp8(x_at, out, scales, lengths, M, N, STEP: tl.constexpr, BLOCK: 
 def gelu_forward(h, out, small, scales, key, limit, scale, rows, N, TANH: tl.constexpr, APPROXIMATE: tl.constexpr,
                  DROP: tl.constexpr, FP8_TOO: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
     """Compute GELU elementwise, with dropout if DROP; with FP8_TOO, also store it in fp8."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.program_id(1).to(tl.int64) * STEP
+    wide = tl.cdiv(N, BLOCK)            # one axis for rows and columns: the others end at 65,535 programs
+    column = tl.program_id(0) % wide * BLOCK + tl.arange(0, BLOCK)
+    first = (tl.program_id(0) // wide).to(tl.int64) * STEP
     _, inside, at = tile(first, column, rows, N, STEP)
     x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
     p, _ = phi(x, TANH, APPROXIMATE)

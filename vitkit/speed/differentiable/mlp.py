@@ -91,20 +91,20 @@ class MLP(torch.autograd.Function):
     def activate(u: Tensor, W1: Tensor, b1: Tensor, tanh: bool, drop: Dropout | None = None) -> tuple[Tensor, Tensor]:
         """Return g, which is GELU(h) after dropout, and h = u W_1^T + b_1, by a library."""
 
-        def apart() -> tuple[Tensor, Tensor]:
+        def apart(u: Tensor) -> tuple[Tensor, Tensor]:
             h = product(u, W1, b1)
             return gelu(h, tanh, drop)[0], h
 
-        return cublas.linear_gelu(u, W1.mT, b1, apart) if drop is None and pinning() else apart()
+        return cublas.linear_gelu(u, W1.mT, b1, apart) if drop is None and pinning() else apart(u)
 
     @staticmethod
     def derive(dy: Tensor, W2: Tensor, h: Tensor, tanh: bool, drop: Dropout | None = None) -> tuple[Tensor, Tensor]:
         """Return the gradient of h if that of g W_2^T is dy, and its sums over the rows, by a library."""
 
-        def apart() -> tuple[Tensor, Tensor]:
+        def apart(dy: Tensor) -> tuple[Tensor, Tensor]:
             return gelu_gradient(input_gradient(dy, W2), h, tanh, drop)[:2]
 
-        return cublas.product_dgelu(dy, W2, h, apart) if drop is None and pinning() else apart()
+        return cublas.product_dgelu(dy, W2, h, apart) if drop is None and pinning() else apart(dy)
 
 
 def gelu(h: Tensor, tanh: bool, drop: Dropout | None, scales: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -125,7 +125,7 @@ def gelu(h: Tensor, tanh: bool, drop: Dropout | None, scales: Tensor | None = No
 
         g, launch = torch.empty_like(h), dict(LAUNCH["gelu_forward"])
         launch["BLOCK"] = block = min(launch["BLOCK"], triton.next_power_of_2(N))
-        triton_training.gelu_forward[(triton.cdiv(N, block), triton.cdiv(M, launch["STEP"]))](
+        triton_training.gelu_forward[(triton.cdiv(N, block) * triton.cdiv(M, launch["STEP"]),)](
             h, g, inner if inner is not None else g, scales if scales is not None else g,
             *dropout_arguments(drop, g), M, N, TANH=tanh, APPROXIMATE=g.is_cuda, DROP=drop is not None,
             FP8_TOO=inner is not None, **launch)
