@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -43,6 +48,37 @@ class Doubled:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.types.append(x.dtype)
         return 2 * x
+
+
+def test_one_thread_captures_at_a_time_and_on_its_devices_stream(monkeypatch) -> None:
+    inside, streams, current = [], [], threading.local()
+
+    @contextmanager
+    def graph(made, pool, stream, capture_error_mode):
+        inside.append(stream)
+        streams.append(stream)
+        time.sleep(0.05)  # long enough for the other to come in
+        assert len(inside) == 1
+        inside.pop()
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current.device)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    cuda_capture._stream.cache_clear()
+
+    def capture(device: int) -> int:
+        current.device = device
+        return cuda_capture.capture(lambda: device)[1]
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(capture, (0, 1, 0))) == [0, 1, 0]
+    finally:
+        cuda_capture._stream.cache_clear()
+    assert sorted(streams) == ["stream of 0", "stream of 0", "stream of 1"]
 
 
 def test_a_shape_is_captured_when_it_comes_again_and_results_are_the_callers_own(captures) -> None:

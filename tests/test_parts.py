@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from vitkit.model.parts.positions import POSITIONS
 from vitkit.model.parts.relative import RELATIVE, resize_steps
 from vitkit.model.parts.stems import STEMS
 from vitkit.model.vit import ViT
+from vitkit.speed import training
 from vitkit.speed.fused import Fused
 from vitkit.speed.graph import Graph
 from vitkit.speed.training import TAKES as FUSED_TRAINING
@@ -110,7 +112,8 @@ def fused_training(model: ViT) -> None:
 
 def fp8(model: ViT) -> None:
     try:
-        refuse_fp8(model.config, torch.device("cuda"))
+        with mock.patch.object(training, "multiplies_in_fp8", return_value=True):
+            refuse_fp8(model.config, torch.device("cuda"))
     except ConfigError as error:
         if "multiples of 16" not in str(error):
             raise

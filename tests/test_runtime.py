@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import vitkit.runtime
 from tests.training.tiny import forked
 from vitkit.errors import ConfigError, DataError, InputError, MissingDependency, UnknownName
 from vitkit.runtime import AHEAD, Runtime, on_host, tracker
@@ -136,3 +137,11 @@ def test_the_usual_precision_depends_on_the_device() -> None:
     assert Runtime("cpu", "auto").precision == "fp32"
     with pytest.raises(UnknownName, match="auto"):
         Runtime("cpu", "autos")
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_a_gpu_that_only_emulates_bf16_computes_in_fp32(native, precision, monkeypatch) -> None:
+    """As a T4 does, many times slower than in fp32."""
+    monkeypatch.setattr(vitkit.runtime, "find_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert Runtime("cuda", "auto").precision == precision

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +13,7 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 MOST = 32  # shapes that `Replays` keeps graphs for
+CAPTURING = threading.RLock()  # a capture begins by waiting for the device, which would end another thread's
 
 
 def warm_up(work: Callable[[], object]) -> None:
@@ -35,18 +38,26 @@ def capture(
     Args:
         work: CUDA work that has run before.
         pool: memory pool of another graph whose results this work reads (default: its own).
-        stream: the stream to capture on, of this thread alone (default: torch's, which only the main thread may use).
+        stream: the stream to capture on (default: one per device).
     """
     graph = torch.cuda.CUDAGraph()
-    # cuBLAS caches its workspace for the next caller. A captured workspace must belong to this graph alone: one from
-    # another graph is freed with that graph, and torch.compile's CUDA graphs reuse theirs.
-    torch._C._cuda_clearCublasWorkspaces()
-    # "thread_local": other threads, such as the one that pins the next batch, may call CUDA meanwhile. With the default
-    # of torch such a call makes the capture fail.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = work()
-    torch._C._cuda_clearCublasWorkspaces()
+    with CAPTURING:
+        # cuBLAS caches its workspace for the next caller. A captured workspace must belong to this graph alone: one
+        # from another graph is freed with that graph, and torch.compile's CUDA graphs reuse theirs.
+        torch._C._cuda_clearCublasWorkspaces()
+        stream = stream or _stream(torch.cuda.current_device())
+        # "thread_local": other threads, such as the one that pins the next batch, may call CUDA meanwhile. With the
+        # default of torch such a call makes the capture fail.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = work()
+        torch._C._cuda_clearCublasWorkspaces()
     return graph, result
+
+
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of captures on a device. torch has a single one, on the device that captures first."""
+    return torch.cuda.Stream(device)
 
 
 class Replays:

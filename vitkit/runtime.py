@@ -74,7 +74,8 @@ class Runtime:
             if found.type == "cuda" and found.index is not None:
                 torch.cuda.set_device(found)  # where kernels of our own run
         if precision == AUTO:
-            precision = "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+            native = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bf16" if native else "fp32"
         self.precision = precision
         if precision == "fp16" and self.device.type == "cpu":
             raise ConfigError("fp16 runs on accelerators only; use --precision bf16 or fp32 on the CPU.")

@@ -232,6 +232,14 @@ def test_on_cuda_peers_run_as_they_are_compiled_and_at_their_best(monkeypatch: p
     assert ("reduce-overhead", False) in asked
 
 
+def test_everything_is_measured_on_the_chosen_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, how = [], options()
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(job.Options, "torch_device", property(lambda self: torch.device("cuda:1")))
+    job.bench(["inference"], how)
+    assert chosen == [torch.device("cuda:1")]
+
+
 def test_a_step_trains() -> None:
     model, x, y = ViT(TINY), torch.randn(4, 3, 32, 32), torch.arange(4)
     step = training.step_of(TrainingForward(model), training.adamw(model), x, y, torch.float32)

@@ -49,17 +49,43 @@ def test_other_ways_or_another_version_are_timed_again(folder, monkeypatch) -> N
     assert choose("a product")[1] == list(TIMES)
 
 
+def test_each_device_has_its_own_choices(folder, monkeypatch) -> None:
+    current = [0]
+    monkeypatch.setattr(choices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(choices.torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(choices.torch.cuda, "get_device_name", lambda index: ["an H200", "an A100"][index])
+    choices._on.cache_clear()
+    try:
+        assert choose("a product")[1] == list(TIMES)
+        current[0] = 1
+        assert choose("a product")[1] == list(TIMES)
+        current[0] = 0
+        assert choose("a product")[1] == []
+    finally:
+        choices._on.cache_clear()
+
+
 def test_what_cannot_run_is_not_chosen(folder) -> None:
     assert choose("a product", ("broken", "slow"))[0] == "slow"
     assert choose("another", ("broken",))[0] is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_a_damaged_file_is_replaced(folder, text) -> None:
     folder.mkdir()
     (folder / choices.NAME).write_text(text, encoding="utf-8")
     assert choose("a product")[0] == "quick"
     assert list(json.loads((folder / choices.NAME).read_text(encoding="utf-8")).values()) == ["quick"]
+
+
+def test_a_value_of_another_kind_is_passed_over(folder) -> None:
+    choose("a product")
+    path = folder / choices.NAME
+    (key,) = json.loads(path.read_text(encoding="utf-8"))
+    for value in ({}, [], 1, None):
+        path.write_text(json.dumps({key: value}), encoding="utf-8")
+        choices._known.cache_clear()
+        assert choose("a product") == ("quick", list(TIMES))
 
 
 def test_without_a_cache_folder_it_still_chooses(folder) -> None:
@@ -97,6 +123,15 @@ def test_a_run_keeps_its_choices_where_the_cache_is_gone(folder, tmp_path, monke
     assert choose("a product") == ("slow", list(TIMES))  # and elsewhere it is
     with choices.pinned(run):
         assert choose("a product") == ("quick", [])  # whatever another program has chosen since
+
+
+def test_a_run_keeps_its_choice_when_another_way_is_left_out(folder, tmp_path, monkeypatch) -> None:
+    with choices.pinned(tmp_path / "a.json"):
+        choose("a product")
+    monkeypatch.setitem(TIMES, "middling", 0.5)
+    with choices.pinned(tmp_path / "a.json"):
+        assert choose("a product", ("quick", "middling")) == ("quick", [])
+        assert choose("a product", ("slow", "middling"))[0] == "middling"  # it cannot keep what is not there
 
 
 def test_runs_do_not_exchange_their_choices(folder, tmp_path, monkeypatch) -> None:

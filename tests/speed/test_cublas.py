@@ -27,6 +27,7 @@ class Library:
         self.ran: list[int] = []
         self.wrong = 0  # an algorithm that computes something else
         self.restless = 0  # one that rounds differently once
+        self.scales = 0  # one whose result is right for zeros only
 
     def new(self, at, **what) -> int:
         at._obj.value = 1 + len(self.objects)
@@ -92,7 +93,7 @@ class Library:
             h = torch.from_numpy(aux.astype(np.float32))
             result = torch.ops.aten.gelu_backward(torch.from_numpy(result), h, approximate="tanh").numpy()
         which = algorithm._obj[0]
-        D[:] = result + (1 if which == self.wrong else 0)
+        D[:] = result * (2 if which == self.scales else 1) + (1 if which == self.wrong else 0)
         if which == self.restless and self.ran.count(which) == 3:
             D[0, 0] += 0.125
         assert size.value == which
@@ -171,19 +172,19 @@ def test_products_of_training_are_what_they_say(library, monkeypatch, name, rows
     close = {"rtol": 0.01, "atol": 0.02}
     torch.testing.assert_close(cublas.product(x, W).float(), exact, **close)
 
-    def otherwise():
-        y = exact + bias.float()
+    def otherwise(x):
+        y = x.float() @ W.float() + bias.float()
         return F.gelu(y, approximate="tanh").half(), y.half()
 
-    for found, want in zip(cublas.linear_gelu(x, W, bias, otherwise), otherwise(), strict=True):
+    for found, want in zip(cublas.linear_gelu(x, W, bias, otherwise), otherwise(x), strict=True):
         torch.testing.assert_close(found, want, **close)
 
-    def derived():
-        y = torch.ops.aten.gelu_backward(exact, h.float(), approximate="tanh")
+    def derived(x):
+        y = torch.ops.aten.gelu_backward(x.float() @ W.float(), h.float(), approximate="tanh")
         return y.half(), y.sum(0)
 
     found = cublas.product_dgelu(x, W, h, derived)
-    for mine, want in zip(found, derived(), strict=True):
+    for mine, want in zip(found, derived(x), strict=True):
         torch.testing.assert_close(mine, want, **close)
     assert found[1].dtype == torch.float32
     assert offered == [["torch", "1", "2", "3", "4"]] * 3
@@ -213,6 +214,19 @@ def test_an_algorithm_that_does_not_repeat_itself_is_not_offered(library, monkey
     library.ran.clear()
     cublas.add_product(numbers(M, N), numbers(M, K), numbers(N, K).mT)
     assert offered == [["torch", "1", "2", "4"]] * 2
+
+
+def test_zeros_do_not_hide_what_an_algorithm_does(library, monkeypatch) -> None:
+    """As in the first backward pass of a new model, whose head is zero."""
+    offered, library.scales, zeros = choose(monkeypatch, "torch"), 72, torch.zeros(M, K).half()
+    W, state = numbers(N, K).mT, torch.get_rng_state()
+    assert not cublas.product(zeros, W).any()
+    cublas.product_dgelu(zeros, W, numbers(M, N), lambda x: (x @ W, (x @ W).sum(0)))
+    assert offered[0] == ["torch", "1", "3", "4"]
+    library.scales = 0
+    torch.set_rng_state(state)
+    assert torch.equal(cublas.numbers_like(zeros), cublas.numbers_like(zeros))
+    assert torch.equal(torch.get_rng_state(), state)  # a run's own random numbers stay what they were
 
 
 def test_threads_do_not_exchange_their_biases(library, monkeypatch) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import vitkit
 from vitkit.model.vit import ViT
+from vitkit.speed import frozen
 from vitkit.speed.frozen import FEW, FUSED, filled_up, way
 from vitkit.speed.fused import Fused
 
@@ -50,6 +51,8 @@ def test_the_plain_model_runs_unless_the_engine_computes_the_same_on_cuda(monkey
     odd = ViT(replace(model.config, hidden_act="relu"))
     assert way(odd, "bf16", 5000).build is None
     assert way(object(), "bf16", 5000).build is None
+    monkeypatch.setattr(frozen, "run_on", lambda device: False)
+    assert way(model, "bf16", 5000).build is None  # without Triton, as on Windows
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -4,11 +4,13 @@ the kernels' plain versions run; benchmarks/check.py holds the kernels themselve
 from __future__ import annotations
 
 import copy
+import importlib.util
 import subprocess
 import sys
 import threading
+import types
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -19,15 +21,25 @@ from torch.nn.attention import SDPBackend
 import vitkit
 from tests.model.test_vit import pixels, tiny
 from vitkit.errors import ConfigError, InputError
-from vitkit.speed import choices, cublas, training
-from vitkit.speed.differentiable import MLP, AttendFirst
+from vitkit.speed import choices, cublas, fused, kernels, training
+from vitkit.speed.differentiable import MLP, AttendFirst, mlp
 from vitkit.speed.differentiable.attention import rest
 from vitkit.speed.differentiable.products import bound, small_product
 from vitkit.speed.dropping import Dropout, kept
 from vitkit.speed.engines import ENGINES
 from vitkit.speed.fp8 import Fp8
 from vitkit.speed.fused import Fused
-from vitkit.speed.kernels import FP8, FP8_MAX, add_norm, first_of, linear_int8, rows_to_fp8, to_int8
+from vitkit.speed.kernels import (
+    FP8,
+    FP8_MAX,
+    add_norm,
+    attends_by,
+    first_of,
+    linear_int8,
+    rows_to_fp8,
+    run_on,
+    to_int8,
+)
 from vitkit.speed.training import TrainingForward, dropouts, fused_forward, refuse_fp8
 
 KINDS = {
@@ -56,6 +68,43 @@ def kernels_of_torch() -> list[bool]:
         cuda.cudnn_sdp_enabled(),
         cuda.math_sdp_enabled(),
     ]
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], triton: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    there = {"triton"} if triton else set()
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object() if name in there else None)
+
+
+def test_choosing_a_kernel_leaves_the_order_that_torch_settles_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch settles on an order in its first attention on CUDA; the stand-in does so too."""
+    before, attention, own = torch._C._get_sdp_priority_order(), F.scaled_dot_product_attention, [3, 1, 2, 0, 4]
+    own, settled = own[: len(before)], []
+
+    def settling(*args: torch.Tensor) -> torch.Tensor:
+        if not settled:
+            settled.append(True)
+            torch._C._set_sdp_priority_order(own)
+        return attention(*args)
+
+    cpu = lambda *shape, device, **how: torch.zeros_like(torch.empty(*shape))  # noqa: E731
+    monkeypatch.setattr(kernels.torch, "zeros", cpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", settling)
+    kernels.settle_order.cache_clear()
+    try:
+        with first_of(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
+            settling(*torch.randn(3, 1, 1, 8, 64))
+        assert torch._C._get_sdp_priority_order() == own
+    finally:
+        kernels.settle_order.cache_clear()
+        torch._C._set_sdp_priority_order(before)
+
+
+def test_a_kernel_that_does_not_take_the_tensors_is_told_apart() -> None:
+    q, k, v = torch.randn(3, 2, 2, 8, 16)
+    assert attends_by(SDPBackend.FLASH_ATTENTION, q, k, v)
+    assert not attends_by(SDPBackend.CUDNN_ATTENTION, q, k, v)  # the CPU has none
 
 
 def test_on_the_cpu_an_engine_leaves_other_threads_their_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +143,29 @@ def test_two_threads_that_choose_a_kernel_restore_what_there_was() -> None:
         thread.join(30)
     assert done == [[False, False, True, True], [True, False, False, True]]
     assert kernels_of_torch() == before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_a_batch_of_many_rows_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first axis of a grid takes 2^31 programs, the others 65,535."""
+    from vitkit.speed import triton_training
+
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]):
+            grids.append(grid)
+            return lambda *args, **how: None
+
+    monkeypatch.setattr(mlp, "by_triton", lambda x: True)
+    monkeypatch.setattr(mlp, "sum_rows", lambda x: x[0])
+    for name in ("gelu_forward", "gelu_backward"):
+        monkeypatch.setattr(triton_training, name, Recorder())
+    h = torch.empty(4096 * 257, 8)  # the paper's batch of images with 256 patches
+    mlp.gelu(h, False, None)
+    mlp.gelu_gradient(h, h, False, None)
+    assert len(grids) == 2
+    assert all(grid[0] < 2**31 and max(grid[1:], default=1) <= 65_535 for grid in grids)
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
@@ -328,9 +400,61 @@ def test_fp8_training_of_zeros_is_finite() -> None:
         ({"hidden_size": 40}, "cuda", "widths that are multiples of 16"),
     ],
 )
-def test_fp8_training_is_refused_where_it_cannot_run(changes, device, why) -> None:
+def test_fp8_training_is_refused_where_it_cannot_run(changes, device, why, monkeypatch) -> None:
+    on_a_gpu(monkeypatch, (9, 0), True)
     with pytest.raises(ConfigError, match=f"--precision fp8 needs {why}. Use --precision bf16"):
         refuse_fp8(tiny(**changes).config, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "checkpointing", "why"),
+    [
+        ((8, 0), True, False, "Triton and a GPU of compute capability 8.9 or more"),  # A100: no fp8 products
+        ((9, 0), False, False, "Triton and a GPU of compute capability 8.9 or more"),
+        ((9, 0), True, True, "--no-checkpointing"),
+    ],
+)
+def test_fp8_training_is_refused_where_bf16_would_run_in_its_place(
+    capability, triton, checkpointing, why, monkeypatch
+) -> None:
+    on_a_gpu(monkeypatch, capability, triton)
+    with pytest.raises(ConfigError, match=f"--precision fp8 needs {why}. Use --precision bf16"):
+        refuse_fp8(tiny().config, torch.device("cuda"), checkpointing)
+    on_a_gpu(monkeypatch, (8, 9), True)
+    refuse_fp8(tiny().config, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("capability", "triton", "runs"), [((9, 0), True, True), ((9, 0), False, False),
+                                                            ((7, 5), True, False), ((8, 0), True, True)])  # fmt: skip
+def test_kernels_run_where_triton_is_and_the_gpu_has_bf16(capability, triton, runs, monkeypatch) -> None:
+    on_a_gpu(monkeypatch, capability, triton)
+    assert run_on(torch.device("cuda")) is runs
+    assert run_on(torch.device("cpu"))
+
+
+def test_the_engine_says_that_it_cannot_run_on_this_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "run_on", lambda device: False)
+    with pytest.raises(
+        ConfigError, match=r"need Triton and a GPU of compute capability 8\.0 or more\. Use --engine torch"
+    ):
+        Fused(tiny())
+
+
+def test_an_engine_runs_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and graphs run on the current device, whichever that is in the calling thread."""
+    engine, x, entered = Fused(tiny()), pixels(2, 3, 32, 32), []
+    want = engine(x)
+
+    @contextmanager
+    def device(which: torch.device):
+        entered.append(which)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(fused, "validate_and_pad", lambda x, c: types.SimpleNamespace(to=lambda device: x))
+    monkeypatch.setattr(engine, "device", torch.device("cuda:1"))
+    assert torch.equal(engine(x), want)
+    assert entered == [torch.device("cuda:1")]
 
 
 def test_lean_records_anew_only_for_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ def prepare(
     if chosen.precision == "fp8":
         if not objective.fused:
             raise ConfigError(f"--precision fp8 is for classification; use --precision bf16 with {how.objective}.")
-        refuse_fp8(need_vit(built, "--precision fp8").config, runtime.device)
+        refuse_fp8(need_vit(built, "--precision fp8").config, runtime.device, bool(chosen.checkpointing))
     freeze(built, how.freeze)
     parameters = sum(p.numel() for p in built.parameters())
     lora = low_rank(built, how, chosen.seed, weights, loading, stored.get("lora")) if how.lora else {}

@@ -117,14 +117,15 @@ def fastest(what: str, ways: Ways, time: Callable[[Callable[[], object]], float]
         ways: what to choose from; one that raises does not take these shapes or types.
         time: returns how long a way takes, in any unit.
     """
-    key = f"{_where()}; {what}; of {', '.join(ways)}"
-    best = next((name for known in (_Run.known, _known()) if (name := known.get(key)) in ways), None)
+    key = f"{_where()}; {what}"
+    among = f"{key}; of {', '.join(ways)}"  # a run keeps its choice, whatever else there is to choose from later
+    best = next((name for name in (_Run.known.get(key), _known().get(among)) if name in ways), None)
     if best is None:
         took = _timed(ways, time)
         if not took:
             return None
         best = min(took, key=lambda name: took[name])
-        _remember(key, best)
+        _remember(among, best)
     if _Run.path is not None and _Run.known.get(key) != best:
         _Run.known[key] = best
         _write(_Run.path, _Run.known)
@@ -142,13 +143,17 @@ def _timed(ways: Ways, time: Callable[[Callable[[], object]], float]) -> dict[st
     return took
 
 
-@functools.cache
 def _where() -> str:
+    return _on(torch.cuda.current_device() if torch.cuda.is_available() else None)
+
+
+@functools.cache
+def _on(index: int | None) -> str:
     try:
         from triton import __version__ as triton
     except ImportError:
         triton = "none"
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    device = "cpu" if index is None else torch.cuda.get_device_name(index)
     return f"{device}; torch {torch.__version__}; triton {triton}; vitkit {vitkit.__version__}"
 
 
@@ -163,7 +168,8 @@ def _read(path: Path) -> dict[str, str]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {key: name for key, name in pairs if isinstance(name, str)}
 
 
 def _remember(key: str, name: str) -> None:

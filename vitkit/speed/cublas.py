@@ -33,7 +33,7 @@ FP32, COMPUTE_FP32 = 0, 68  # cudaDataType_t, cublasComputeType_t
 TRANSPOSE_A, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING, BIAS_TYPE = 3, 7, 8, 11, 12, 26
 PLAIN, BIAS, GELU_BIAS, GELU_AUX_BIAS, DGELU = 1, 4, 36, 164, 192  # cublasLtEpilogue_t
 Result = TypeVar("Result", Tensor, tuple[Tensor, Tensor])
-Pair = Callable[[], tuple[Tensor, Tensor]]
+Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
 SAME = 0.01  # how far the results of two algorithms may be apart: they round in different orders
 REPEATS = 4  # how often an algorithm must repeat its result: some add up parts in the order in which they are ready
 MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
@@ -60,11 +60,14 @@ def linear(x: Tensor, W: Tensor, bias: Tensor, gelu: bool = False) -> Tensor:
         bias: [N].
         gelu: whether the result goes through a GELU.
     """
-    by_torch = partial(torch._addmm_activation, bias, x, W, use_gelu=True) if gelu else partial(torch.addmm, bias, x, W)
+
+    def by_torch(x: Tensor) -> Tensor:
+        return torch._addmm_activation(bias, x, W, use_gelu=True) if gelu else torch.addmm(bias, x, W)
+
     if not takes(x, W):
-        return by_torch()
+        return by_torch(x)
     plan = _plan_for(x, W, GELU_BIAS if gelu else BIAS)
-    return plan.fastest(by_torch, lambda i: plan.run(i, x, W, x.new_empty(len(x), W.shape[1]), bias))
+    return plan.fastest(x, by_torch, lambda i, x: plan.run(i, x, W, x.new_empty(len(x), W.shape[1]), bias))
 
 
 def product(x: Tensor, W: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def product(x: Tensor, W: Tensor) -> Tensor:
     if not takes(x, W):
         return x @ W
     plan = _plan_for(x, W, PLAIN)
-    return plan.fastest(lambda: x @ W, lambda i: plan.run(i, x, W, x.new_empty(len(x), W.shape[1])))
+    return plan.fastest(x, lambda x: x @ W, lambda i, x: plan.run(i, x, W, x.new_empty(len(x), W.shape[1])))
 
 
 def add_product(z: Tensor, x: Tensor, W: Tensor) -> Tensor:
@@ -104,17 +107,17 @@ def linear_gelu(x: Tensor, W: Tensor, bias: Tensor, otherwise: Pair) -> tuple[Te
         x: [M, K].
         W: [K, N], rows or columns contiguous.
         bias: [N].
-        otherwise: computes the same in another way, which runs where it is faster.
+        otherwise: computes the same of x in another way, which runs where it is faster.
     """
     if not takes(x, W):
-        return otherwise()
+        return otherwise(x)
     plan = _plan_for(x, W, GELU_AUX_BIAS)
 
-    def by_suggestion(i: int) -> tuple[Tensor, Tensor]:
+    def by_suggestion(i: int, x: Tensor) -> tuple[Tensor, Tensor]:
         h = x.new_empty(len(x), W.shape[1])
         return plan.run(i, x, W, torch.empty_like(h), bias, h), h
 
-    return plan.fastest(otherwise, by_suggestion)
+    return plan.fastest(x, otherwise, by_suggestion)
 
 
 def product_dgelu(x: Tensor, W: Tensor, h: Tensor, otherwise: Pair) -> tuple[Tensor, Tensor]:
@@ -124,23 +127,29 @@ def product_dgelu(x: Tensor, W: Tensor, h: Tensor, otherwise: Pair) -> tuple[Ten
         x: [M, K].
         W: [K, N], rows or columns contiguous.
         h: [M, N].
-        otherwise: computes the same in another way, which runs where it is faster.
+        otherwise: computes the same of x in another way, which runs where it is faster.
     """
     if not takes(x, W):
-        return otherwise()
+        return otherwise(x)
     plan = _plan_for(x, W, DGELU)
 
-    def by_suggestion(i: int) -> tuple[Tensor, Tensor]:
+    def by_suggestion(i: int, x: Tensor) -> tuple[Tensor, Tensor]:
         out = plan.run(i, x, W, torch.empty_like(h), aux=h)
         return out, out.sum(0, dtype=torch.float32)
 
-    return plan.fastest(otherwise, by_suggestion)
+    return plan.fastest(x, otherwise, by_suggestion)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Return whether two matrices are equal but for rounding."""
     off, size = (torch.linalg.vector_norm(t, dtype=torch.float32).item() for t in (a - b, b))
     return off <= SAME * size
+
+
+def numbers_like(x: Tensor) -> Tensor:
+    """Return random numbers in the shape of x, always the same and without using up anyone's generator."""
+    own = torch.Generator(x.device).manual_seed(0)
+    return torch.randn(x.shape, generator=own, dtype=x.dtype, device=x.device)
 
 
 def takes(x: Tensor, W: Tensor) -> bool:
@@ -232,16 +241,19 @@ class Plan:
         """0 for torch, n for the n-th suggestion; None if nothing has been chosen yet, or for another run."""
         return self._choice if self._chosen_in == choices.run_number() else None
 
-    def fastest(self, by_torch: Callable[[], Result], run: Callable[[int], Result]) -> Result:
+    def fastest(self, x: Tensor, by_torch: Callable[[Tensor], Result], run: Callable[[int, Tensor], Result]) -> Result:
         """Return what the fastest way computes; the first call chooses it.
 
         Args:
-            by_torch: computes the product in torch.
+            x: [M, K]; the choice is made with random numbers in its place, because in the first step of a new model
+                gradients are zero, and of zeros every algorithm computes the same.
+            by_torch: computes the product of x in torch.
             run: computes it with a suggestion.
         """
         if self.choice is None:
-            self.choose(by_torch, run)
-        return run(self.choice) if self.choice else by_torch()
+            other = numbers_like(x)
+            self.choose(lambda: by_torch(other), lambda i: run(i, other))
+        return run(self.choice, x) if self.choice else by_torch(x)
 
     def choose(
         self, by_torch: Callable[[], Result], run: Callable[[int], Result], reset: Callable[[], object] | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitkit.model.parts.fit import unfit
 from vitkit.model.vit import ViT
+from vitkit.speed.kernels import run_on
 
 FUSED = "bf16, fused"
 FEW = 2000  # images up to which starting the fused engine takes longer than it saves
@@ -45,7 +46,8 @@ def way(model: object, precision: str, images: int, features: str | None = None,
         images <= FEW
         or precision != "bf16"
         or not isinstance(model, ViT)
-        or not model.patch_embedding.projection.weight.is_cuda
+        or not (weight := model.patch_embedding.projection.weight).is_cuda
+        or not run_on(weight.device)
     ):
         return Way(precision)
     from vitkit.speed.fused import TAKES, Fused

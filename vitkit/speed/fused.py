@@ -43,10 +43,12 @@ from vitkit.speed.choices import fastest
 from vitkit.speed.cublas import add_product, linear
 from vitkit.speed.kernels import (
     add_norm,
+    attends_by,
     attention,
     attention_loop,
     first_of,
     flat_patches,
+    run_on,
     takes_attention,
     takes_attention_loop,
 )
@@ -146,8 +148,9 @@ class Fused:
         model: any ViT; its device and image size are kept, other sizes resize its positions as it does.
         dtype: type of weights and activations (default: bf16 on CUDA, elsewhere the model's own).
         graphs: whether batches on CUDA are captured as graphs.
-        share: whether weights that need no change stay the model's own, which saves their memory. Otherwise all are
-            copied, and later changes of the model do not reach the engine.
+        share: whether weights that need no change stay the model's own, which saves their memory. The model must then
+            not change any more: norms are copied, and would not fit. Otherwise all are copied, and later changes of the
+            model do not reach the engine.
         head: whether it returns logits; otherwise y of Eq. 4.
     """
 
@@ -156,6 +159,9 @@ class Fused:
         c = self.config = model.config
         if odd := unfit(c, TAKES):
             raise ConfigError(f"The fused engines do not compute {', '.join(odd)}. Use --engine torch.")
+        if not run_on(model.patch_embedding.projection.weight.device):
+            raise ConfigError("On CUDA, the fused engines need Triton and a GPU of compute capability 8.0 or more. Use "
+                              "--engine torch.")
         self.share = share
         self.input_spec, self.positions = model.input_spec, copy.deepcopy(model.positions)
         weight = model.patch_embedding.projection.weight
@@ -204,8 +210,9 @@ class Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [B, K] in fp32 of pixels [B, C, H, W]."""
-        # Under the caller's autocast the head would run in 16 bits.
-        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+        # Under the caller's autocast the head would run in 16 bits. Kernels and graphs run on the current device.
+        with (torch.inference_mode(), torch.autocast(self.device.type, enabled=False),
+              torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()):
             x = validate_and_pad(x, self.config).to(self.device)
             if not len(x):
                 raise InputError("Expected at least one image; got a batch of 0.")
@@ -300,10 +307,10 @@ def by_torch(backend: SDPBackend) -> Attention:
     return run
 
 
+BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
 ATTENTIONS: dict[str, Attention] = {
-    "cuDNN": by_torch(SDPBackend.CUDNN_ATTENTION),
-    "flash": by_torch(SDPBackend.FLASH_ATTENTION),
-    "efficient": by_torch(SDPBackend.EFFICIENT_ATTENTION),
+    **{name: by_torch(backend) for name, backend in BACKENDS.items()},
     "ours": attention,
     "ours, many images": attention_loop,
     "math": by_torch(SDPBackend.MATH),
@@ -320,4 +327,8 @@ def fastest_attention(qkv: Tensor, B: int, T: int, heads: int) -> Attention:
         del ways["ours"]
     if not takes_attention_loop(T, size, qkv.dtype):
         del ways["ours, many images"]
+    qkv_of_heads = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    for name, backend in BACKENDS.items():
+        if not attends_by(backend, *qkv_of_heads):      # plain products would be timed in its place
+            del ways[name]
     return ATTENTIONS[fastest(f"attention of {B} x {T} tokens, {heads} heads of {size}, {qkv.dtype}", ways) or "math"]

@@ -8,11 +8,13 @@ Legend: M = B T rows of tokens, D width.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,15 @@ def by_triton(x: Tensor) -> bool:
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def run_on(device: torch.device) -> bool:
+    """Return whether kernels of ours run on a device: on CUDA with Triton, if the GPU multiplies in bf16. Elsewhere
+    plain torch computes the same.
+    """
+    if device.type != "cuda":
+        return True
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 @contextmanager
 def first_of(*backends: SDPBackend) -> Iterator[None]:
     """A context in which torch computes attention by the first of these kernels that takes the tensors.
@@ -36,8 +47,25 @@ def first_of(*backends: SDPBackend) -> Iterator[None]:
     The choice holds for the whole process, so one thread at a time makes one, and MATH, which takes everything, should
     be among the kernels: other threads may compute attention meanwhile.
     """
-    with CHOOSING, sdpa_kernel([*backends], set_priority=True):
-        yield
+    with CHOOSING:
+        settle_order()
+        with sdpa_kernel([*backends], set_priority=True):
+            yield
+
+
+@functools.cache
+def settle_order() -> None:
+    """Let torch settle on an order of its own first. It does so in its first attention on CUDA; if that came inside
+    `first_of`, leaving the context would put the order from before it back for good."""
+    if torch.cuda.is_available():
+        one = torch.zeros(1, 1, 8, 64, device="cuda", dtype=torch.float16)
+        F.scaled_dot_product_attention(one, one, one)
+
+
+def attends_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether one of torch's kernels takes these tensors, each [B, h, T, d]."""
+    with first_of(backend, SDPBackend.MATH):
+        return bool(torch._fused_sdp_choice(q, k, v) == backend.value)
 
 
 def processors(x: Tensor) -> int:

@@ -9,7 +9,6 @@ Legend: B images, C channels, P patch side, N patches, T tokens, M = B T, D widt
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator
 from itertools import repeat
@@ -30,7 +29,7 @@ from vitkit.speed import differentiable
 from vitkit.speed.cuda_graphs import GraphedStep
 from vitkit.speed.differentiable import Rounded
 from vitkit.speed.dropping import Depth, Dropout
-from vitkit.speed.kernels import first_of, flat_patches
+from vitkit.speed.kernels import first_of, flat_patches, run_on
 
 TAKES: Takes = {"hidden_act": GELUS, "positions": ("none", "2d", "sincos"), "pool": ("mean",)}
 # Attention kernels in the order in which they are tried; on Hopper the first is the fastest, forward and backward.
@@ -43,15 +42,16 @@ def fusible(model: ViT, x: Tensor) -> bool:
     """Tell whether the fused parts apply to this model and these pixels in the current autocast and gradient modes."""
     return (x.is_cuda and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == torch.bfloat16 and not unfit(model.config, TAKES)
-            and importlib.util.find_spec("triton") is not None)
+            and run_on(x.device))
 
 
-def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
+def refuse_fp8(c: ViTConfig, device: torch.device, checkpointing: bool = False) -> None:
     """Raise if a model cannot be trained with fp8 products.
 
     Args:
         c: the architecture.
         device: where it is trained.
+        checkpointing: whether activations are computed again in the backward pass, which the fused parts do not do.
 
     Raises:
         ConfigError: with the reason, and what to use instead.
@@ -60,9 +60,17 @@ def refuse_fp8(c: ViTConfig, device: torch.device) -> None:
     widths = (c.hidden_size, c.intermediate_size, *(count * c.head_size for count in heads))
     for wrong, why in ((device.type != "cuda", f"a CUDA device; got {device.type}"),
                        (unfit(c, TAKES), f"a model without {', '.join(unfit(c, TAKES))}"),
-                       (any(width % 16 for width in widths), "widths that are multiples of 16")):
+                       (any(width % 16 for width in widths), "widths that are multiples of 16"),
+                       (checkpointing, "--no-checkpointing"),
+                       (device.type == "cuda" and not multiplies_in_fp8(device),
+                        "Triton and a GPU of compute capability 8.9 or more")):
         if wrong:
             raise ConfigError(f"--precision fp8 needs {why}. Use --precision bf16.")
+
+
+def multiplies_in_fp8(device: torch.device) -> bool:
+    """Return whether a GPU has products in fp8 and runs our kernels."""
+    return run_on(device) and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def dropouts(model: ViT, device: torch.device) -> Iterator[Dropout | None]:

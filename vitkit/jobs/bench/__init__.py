@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from vitkit.cpu_features import check_type
 from vitkit.errors import ConfigError, pick
 from vitkit.jobs.bench import data, inference, loading, training
@@ -74,6 +76,8 @@ def bench(what: Sequence[str], options: Options) -> Iterator[Benchmark]:
                 f"{takers[0]}."
             )
     check_type(options.torch_device.type, options.torch_dtype)
+    if options.torch_device.index is not None and options.torch_device.type == "cuda":
+        torch.cuda.set_device(options.torch_device)  # which all contenders run on and are waited for
 
     def tables() -> Iterator[Benchmark]:
         for row in rows:
