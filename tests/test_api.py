@@ -64,7 +64,11 @@ def test_every_interface_everywhere(kind: str, tmp_path: Path) -> None:
     assert [g.probability for g in vitkit.predict(path, photo)[0].guesses] == pytest.approx(
         [g.probability for g in said.guesses], abs=1e-5
     )
-    assert vitkit.evaluate(model, "digits", in_order=True, workers=0).measures.n == 1797
+    found = vitkit.evaluate(model, "digits", in_order=True, workers=0)
+    assert found.measures.n == 1797
+    assert str(found).startswith(f"{round(found.measures.top1 * 1797):,} of 1,797 images right (")
+    assert len(repr(found)) < 200  # and no table of logits
+    assert str(said) == f"image 0: {said.name} {said.probability:.1%}"
     assert vitkit.embed(model, "digits", cache=tmp_path / "c", workers=0)["all"].features.shape[1] == 32
     found = vitkit.probe(model, "digits", tmp_path / "run", methods=["ridge"], cache=tmp_path / "c", workers=0)
     assert found.evaluation.measures.top1 > 0.3

@@ -73,7 +73,9 @@ def test_eval_says_the_same_in_text_json_and_files(place: Path) -> None:
     there = p >= np.array(model.input_spec.thresholds)
     assert rows[0]["predicted"] == ("|".join(np.array(NAMES)[there[0]]) or "no label")
     assert not (place / "run/confusion.csv").exists()
-    assert vitkit.evaluate(place / "run", table, workers=0).plot() is not None
+    found = vitkit.evaluate(place / "run", table, workers=0)
+    assert found.plot() is not None
+    assert str(found).startswith(f"mAP {found.measures.mean_ap:.1%} of ")
 
 
 def test_every_door_gives_the_same_labels(place: Path) -> None:

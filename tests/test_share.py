@@ -171,3 +171,24 @@ def test_a_refusal_says_how_to_log_in(place, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     with pytest.raises(HubError, match="hf auth login"):
         vitkit.push(place / "run", "jane/food")
+
+
+def test_a_lost_network_is_said_in_a_sentence(place, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError
+
+    class NoConnection(HTTPError):
+        """As the client's library raises it: no OSError."""
+
+        def __init__(self) -> None:
+            Exception.__init__(self, "Temporary failure in name resolution")
+
+    class Api:
+        def create_repo(self, name, **how):
+            raise NoConnection
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    with pytest.raises(HubError, match=r"jane/food could not be sent to the hub \(NoConnection: Temporary failure"):
+        vitkit.push(place / "run", "jane/food")

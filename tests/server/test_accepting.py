@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from benchmarks.fuzz_serve import parse, request
 from tests.server.conftest import tiny
+from vitkit.errors import ConfigError
 from vitkit.server import accepting, server
 from vitkit.server.accepting import Listener, Turns
 from vitkit.server.app import create_app
@@ -219,3 +220,9 @@ def test_the_process_is_prepared_before_it_serves(monkeypatch: pytest.MonkeyPatc
     assert called["seconds"] < sys.getswitchinterval()
     # glibc keeps freed blocks of up to 32 MiB
     assert called["block"] > 32 * 2**20
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_does_not_exist_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"Expected a port from 0 to 65535; got {port}"):
+        listen("127.0.0.1", port)

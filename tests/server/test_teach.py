@@ -450,6 +450,9 @@ def test_a_folder_of_something_else_is_refused(server, tmp_path: Path) -> None:
     (tmp_path / "lesson" / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="holds something else"):
         server()
+    (tmp_path / "photo.jpg").write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"--out must be a folder; .*photo\.jpg is a file"):
+        server("photo.jpg")
     server("other")
     with pytest.raises(OutputError, match="in use by process"):
         server("other")

@@ -35,6 +35,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
             EntryNotFoundError,
             GatedRepoError,
             HFValidationError,
+            HTTPError,  # type: ignore[attr-defined]  # of the library behind the client
             LocalEntryNotFoundError,
             OfflineModeIsEnabled,
             RepositoryNotFoundError,
@@ -86,7 +87,7 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
         ) from None
     except OfflineModeIsEnabled:
         raise HubError(_by_hand(name, revision, "is not in the cache, and offline mode is on")) from None
-    except OSError as error:  # the client's network errors are all of this kind
+    except (OSError, HTTPError) as error:  # of older clients, and of newer ones
         raise HubError(_by_hand(name, revision, f"could not be fetched ({type(error).__name__})")) from None
 
 
@@ -142,7 +143,7 @@ def upload(folder: str | Path, name: str, *, private: bool = False) -> str:
     Raises:
         HubError: the hub refused, or cannot be reached.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi, constants, errors
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if constants.HF_HUB_OFFLINE:
@@ -157,6 +158,6 @@ def upload(folder: str | Path, name: str, *, private: bool = False) -> str:
         status = getattr(error.response, "status_code", None)
         login = " Run `hf auth login` with a token that may write." if status in (401, 403) else ""
         raise HubError(f"The hub refused {name} ({str(error).splitlines()[0]}).{login}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # the client's library's
         raise HubError(f"{name} could not be sent to the hub ({type(error).__name__}: {error}).") from None
     return url

@@ -63,7 +63,9 @@ On = Annotated[
     ),
 ]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")]
-Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one (default: 8000).")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for any free one (default: 8000).")
+]
 Token = Annotated[
     str | None,
     typer.Option(

@@ -61,15 +61,21 @@ class Prediction(Plotted):
     distance: float | None = None
     labels: tuple[Guess, ...] | None = None
 
+    def __str__(self) -> str:
+        return f"{self.image}: {self._words()}"
+
+    def _words(self) -> str:
+        """The answer with its probabilities."""
+        if self.labels is not None:
+            return ", ".join(f"{one.name} {one.probability:.1%}" for one in self.labels) or NO_LABEL
+        return NONE if self.none_of_these else f"{self.name} {self.probability:.1%}"
+
     def plot(self) -> Any:
         """Draw the photo with its class and probability as the title."""
         from vitkit.explanations import draw
 
         raw = self.raw if self.raw is not None else read_file(self.image, self.image)
-        title = NONE if self.none_of_these else f"{self.name} {self.probability:.1%}"
-        if self.labels is not None:
-            title = ", ".join(f"{one.name} {one.probability:.1%}" for one in self.labels) or NO_LABEL
-        return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), title)
+        return draw.photo(np.asarray(decode(raw, self.image).convert("RGB")), self._words())
 
     @property
     def none_of_these(self) -> bool:

@@ -37,9 +37,9 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.types import Array, Plotted, Tick
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(Plotted):
-    """The result of one evaluation.
+    """The result of one evaluation; printed, it is a line.
 
     Args:
         weights: the weights, as the user named them.
@@ -62,6 +62,18 @@ class Evaluation(Plotted):
     seconds: float
     precision: str = "fp32"
     decode: Decode = "cpu"
+
+    def __str__(self) -> str:
+        m = self.measures
+        if isinstance(m, LabelMeasures):
+            found = f"mAP {m.mean_ap:.1%} of {m.n:,} images"
+        else:
+            found = f"{round(m.top1 * m.n):,} of {m.n:,} images right ({m.top1:.1%})"
+        low, high = m.ci95
+        return f"{found}, 95% interval {low:.1%} to {high:.1%}: {self.data}, {self.part}"
+
+    def __repr__(self) -> str:
+        return f"<Evaluation: {self}>"
 
     def plot(self) -> Any:
         """Draw the confusion matrix; of very many classes, none is counted and the recall per class is drawn.

@@ -155,6 +155,8 @@ def listen(host: str, port: int) -> socket.socket:
         host: name or address of this machine.
         port: port; 0 for any free one.
     """
+    if not 0 <= port < 2**16:  # the system would take a larger one modulo that
+        raise ConfigError(f"Expected a port from 0 to 65535; got {port}.")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)

@@ -343,6 +343,8 @@ class Lessons:
         self.taken = False  # whether a browser has the first lesson
 
     def _open(self, folder: Path) -> Lesson:
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"--out must be a folder; {folder} is a file. Choose another.")
         if not is_lesson(folder) and folder.exists() and any(p.name != ".lock" for p in folder.iterdir()):
             raise OutputError(
                 f"--out must be a new folder, or one made by `vitkit teach`; {folder} holds something else. Choose "
