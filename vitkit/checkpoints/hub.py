@@ -31,11 +31,11 @@ def fetch(name: str, revision: str | None, candidates: tuple[str, ...]) -> Path:
     """
     try:
         from huggingface_hub import constants, hf_hub_download
-        from huggingface_hub.errors import (
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
             EntryNotFoundError,
             GatedRepoError,
             HFValidationError,
-            HTTPError,  # type: ignore[attr-defined]  # of the library behind the client
+            HTTPError,  # of the library behind the client
             LocalEntryNotFoundError,
             OfflineModeIsEnabled,
             RepositoryNotFoundError,
