@@ -199,6 +199,7 @@ def tiles(
     scale: str | None = None,
     limits: tuple[float, float] | None = None,
     bar: str | None = None,
+    caption: str = "",
 ) -> Figure:
     """Arrange pictures in a grid, row by row.
 
@@ -213,6 +214,7 @@ def tiles(
         scale: colour map for values (default: HEAT).
         limits: values at the ends of the colour map (default: each picture's own minimum and maximum).
         bar: label of the colour bar (default: no colour bar).
+        caption: a line below the grid.
     """
     rows = -(-len(pictures) // columns)
     low, high = limits if limits is not None else (None, None)
@@ -225,7 +227,10 @@ def tiles(
     figure = Figure(
         figsize=(
             columns * side * across / W + (0.6 if left else 0.1) + (0.9 if bar else 0),
-            rows * side * down / W + (0.15 + 0.2 * len(title.splitlines())) + (0.2 if top else 0),
+            rows * side * down / W
+            + (0.15 + 0.2 * len(title.splitlines()))
+            + (0.2 if top else 0)
+            + (0.2 if caption else 0),
         ),
         layout="constrained",
     )
@@ -243,6 +248,8 @@ def tiles(
     axis.set_frame_on(False)
     if title:
         figure.suptitle(title, fontsize=11)
+    if caption:
+        figure.supxlabel(caption, fontsize=8)
     if bar is not None:
         colours = mpl.cm.ScalarMappable(mpl.colors.Normalize(low, high), scale or HEAT)
         figure.colorbar(colours, ax=axis, shrink=0.6, label=bar)

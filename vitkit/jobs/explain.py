@@ -293,6 +293,7 @@ def _one(
             side=2.6,
             names=["photo", *(_said(key, target if chosen[key].head else None) for key in pictures)],
             title=title,
+            caption="bright: what the model looks at; gray: outside of what it sees" if maps else "",
         ),
         folder / "overview.png",
     )
