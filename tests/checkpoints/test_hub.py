@@ -78,10 +78,17 @@ def test_what_looks_like_a_path_is_one(name: str, cache: Path, tmp_path: Path, m
     """Even where the hub can be reached: a mistyped run is not looked for there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here" / "nope2").mkdir(parents=True)
+    (tmp_path / "here" / "nope.jpg").touch()  # no weights
     monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("asked the hub"))
     with pytest.raises(UnreadableFile, match="There is no file or folder") as error:
         load(name)
-    assert ("did you mean 'nope2'?" in str(error.value)) == name.startswith("here/")
+    assert ("did you mean 'here/nope2'?" in str(error.value)) == name.startswith("here/")
+
+
+def test_a_lesson_without_weights_says_how_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "desk" / ".teach").mkdir(parents=True)
+    with pytest.raises(UnreadableFile, match=r"has not been saved: open `vitkit teach .*desk` and press Save"):
+        load(tmp_path / "desk")
 
 
 def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

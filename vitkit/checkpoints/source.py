@@ -60,9 +60,10 @@ def find(source: str | Path, revision: str | None = None) -> Files:
     folder = Path(place).parent
     if os.path.lexists(place):
         raise UnreadableFile(f"Expected a file or folder of weights; {str(source)!r} is neither, or a broken link.")
-    there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    there = sorted(p for p in folder.iterdir() if p.is_dir() or p.suffix in SUFFIXES) if folder.is_dir() else []
+    shown = [str(Path(source).parent / path.name) for path in there]
     raise UnreadableFile(
-        f"There is no file or folder {str(source)!r}{nearest(Path(place).name, there) or ','} and it is not a hub id "
+        f"There is no file or folder {str(source)!r}{nearest(str(source), shown) or ','} and it is not a hub id "
         f"(owner/name, such as google/vit-base-patch16-224)."
     )
 
@@ -116,6 +117,8 @@ def _folder(source: str, revision: str | None) -> Files | None:
         raise UnreadableFile(
             f"{source} holds several files of weights ({', '.join(f.name for f in found[:5])}); choose one of them."
         )
+    if (folder / ".teach").is_dir():
+        raise UnreadableFile(f"{source} has not been saved: open `vitkit teach {source}` and press Save.")
     raise UnreadableFile(
         f"Expected one of {', '.join(WEIGHTS)}, or a single file ending in {', '.join(SUFFIXES)}; "
         f"{source} holds no weights."

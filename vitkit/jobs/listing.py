@@ -57,7 +57,9 @@ def list_runs(folder: str | Path) -> list[Row]:
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise UnreadableFile(f"Expected a folder of runs; {folder} does not exist.")
+        raise UnreadableFile(
+            f"Expected a folder of runs; {folder} {'is a file' if folder.exists() else 'does not exist'}."
+        )
     found = []
     for file in sorted(folder.rglob("run.json")):
         try:

@@ -22,7 +22,8 @@ def function_of(path: str | Path, exercise: Exercise) -> Callable[..., Any]:
     path = Path(path).expanduser()
     name = re.match(r"def (\w+)", exercise.start)[1]  # type: ignore[index]
     if not path.is_file():
-        raise InputError(f"Expected a Python file that defines {name}; {path} does not exist.")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"Expected a Python file that defines {name}; {path} {what}.")
     try:
         found = runpy.run_path(str(path)).get(name)
     except Exception as error:

@@ -244,10 +244,10 @@ class ViTConfig:
         if not self.pad_input:
             for side in self.image_hw:
                 if side % self.patch_size:
+                    near = side // self.patch_size * self.patch_size, -(-side // self.patch_size) * self.patch_size
                     raise ConfigError(
                         f"image_size must be a multiple of patch_size; {side} pixels are not a multiple of "
-                        f"{self.patch_size}. Use {side // self.patch_size * self.patch_size or self.patch_size}, "
-                        f"or pad_input=True."
+                        f"{self.patch_size}. Use {' or '.join(str(n) for n in near if n)}, or pad_input=True in Python."
                     )
         self._check_pool()
         self._check_parts()

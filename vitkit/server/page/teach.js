@@ -189,6 +189,7 @@ function drawProgress(of) {
 
 async function onUploaded(of, added, failed, finished) {
   await refresh();
+  if (added && !failed) $("teach-message").hidden = true;
   if (!finished) return;
   const refused = failed ? ` ${many(failed, "file")} could not be used.` : "";
   say(`${many(added, "photo")} of ${named(of)} added.${refused}${lesson.seen.ready ? ` ${score()}` : ""}`);
