@@ -119,6 +119,20 @@ def test_mistakes_are_one_sentence_and_exit_2(
     assert sorted(Path().iterdir()) == before
 
 
+def test_inspect_says_that_a_file_is_incomplete(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    save(tiny.model(), tmp_path / "a.pth", "timm")
+    whole = torch.load(tmp_path / "a.pth", weights_only=True)
+    for name, change in (("blocks.0.attn.qkv.bias", None), ("head.weight", whole["head.weight"][:, :3])):
+        tensors = {key: tensor for key, tensor in whole.items() if key != name} | (
+            {} if change is None else {name: change}
+        )
+        torch.save(tensors, tmp_path / "b.pth")
+        code, out, _ = vitkit("inspect", tmp_path / "b.pth", "--heads", "2")
+        assert code == 0
+        assert "note      It cannot be loaded: it holds " in out
+    assert "cannot be loaded" not in vitkit("inspect", tmp_path / "a.pth", "--heads", "2")[1]
+
+
 def test_inspect(vitkit, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     save(tiny.model(**tiny.MODELS["registers"]), tmp_path / "a.pth", "dinov2")
     code, out, _ = vitkit("inspect", tmp_path / "a.pth")

@@ -20,7 +20,7 @@ from typer.core import TyperOption
 
 from tests.conftest import Command
 from vitkit import InputSpec, __version__, create, predict, save
-from vitkit.cli import COMMANDS, app
+from vitkit.cli import COMMANDS, app, main, text
 from vitkit.cli.text import prepare
 
 FROZEN = Path(__file__).with_name("command_line.json")
@@ -206,6 +206,55 @@ def test_mistakes_are_one_sentence_and_exit_code_2(args, words, vitkit: Command)
     assert len(done.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path, vitkit: Command) -> None:
+    for args in (
+        ["inspect", "y" * 300],
+        ["doctor", "y" * 300],
+        ["train", "digits", "--recipe", "digits", "--out", "y" * 300],
+    ):
+        done = vitkit(*args, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "vitkit: A name is too long for this file system. Use a shorter one.\n",
+        )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_does_not_fit_is_a_sentence() -> None:
+    for args in ("models", "recipes --json"):
+        done = subprocess.run(
+            f"{sys.executable} -m vitkit {args} > /dev/full", shell=True, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 3
+        assert done.stderr.startswith("vitkit: No space is left where the output goes.")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_run_is_not_made_where_its_name_cannot_be_written_down(tmp_path: Path, vitkit: Command) -> None:
+    done = vitkit("train", "digits", "--recipe", "digits", "--out", os.fsdecode(b"bad\xff"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--out must be a name in UTF-8" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_has_a_format(tmp_path: Path, vitkit: Command) -> None:
+    done = vitkit("train", "digits", "--recipe", "digits", "--show-augmentations", "seen.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--show-augmentations must end in .png, .svg, .pdf; got seen.txt" in done.stderr
+
+
+def test_a_command_that_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(*args: object, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text, "print_table", stopped)
+    monkeypatch.setattr(sys, "argv", ["vitkit", "models"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "vitkit: stopped.\n"
 
 
 def test_files_are_utf8_in_an_ascii_locale(tmp_path: Path, vitkit: Command) -> None:

@@ -85,7 +85,7 @@ def test_the_report_is_about_images_that_were_not_calibrated_on(int8, photos: Pa
     assert report["tolerance"] is None
     assert {"plain", "fast"} <= set(report)
     assert report["plain"] is not None  # the classes are the model's: top-1 is known
-    assert json.loads(out.with_name("food.report.json").read_text(encoding="utf-8")) == report
+    assert json.loads(out.with_name(f"{out.name}.report.json").read_text(encoding="utf-8")) == report
 
 
 def test_predict_and_eval_take_the_file(int8, weights: Path, photos: Path) -> None:

@@ -88,5 +88,7 @@ def test_plan_never_merges_more_than_half() -> None:
     assert plan(c, 6) == [6, 5, 2, 1, 0]  # the last block's patches are not read
     assert plan(tiny(num_hidden_layers=5, pool="mean").config, 6) == [6, 5, 2, 1, 1]
     assert plan(c, 0) == [0] * 5
+    with pytest.raises(ConfigError, match="merge must be at most 8, half of the 16 patches; got 9"):
+        plan(c, 9)
     with pytest.raises(ConfigError, match="merge must be 0"):
         plan(c, -1)

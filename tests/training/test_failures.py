@@ -21,7 +21,7 @@ from tests.training.tiny import bytes_of, forked, run, tiny
 from vitkit.checkpoints import containers
 from vitkit.cli import main
 from vitkit.data import workers
-from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, SaveFailed
+from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, OutputError, SaveFailed
 from vitkit.runtime import stop_requests
 from vitkit.training import loop
 from vitkit.training.lock import locked
@@ -242,13 +242,15 @@ def test_a_process_that_dies_ends_the_other(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "r").latest().name == "step-000000000005.safetensors"
 
 
-def test_a_terminal_that_is_gone_does_not_end_a_run(tmp_path: Path, whole: dict[str, Any]) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_output_that_goes_nowhere_does_not_end_a_run(tmp_path: Path, whole: dict[str, Any], number: int) -> None:
+    """A closed terminal, or a log on a full disk."""
     seen = []
 
     def watch(event: dict[str, Any]) -> None:
         seen.append(event)
         if event.get("step") == 6:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(number, "gone")
 
     run(tmp_path / "r", RECIPE, settings=SETTINGS, watch=watch)
     assert max(event.get("step", 0) for event in seen) == 6
@@ -259,7 +261,7 @@ def test_a_reader_that_is_gone_ends_a_run_and_saves_it(tmp_path: Path, whole: di
     def stop() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(OutputError, match=r"Nobody reads the output any more.*Everything up to step 6 is saved"):
         run(tmp_path / "r", RECIPE, settings=SETTINGS, watch=at(6, stop))
     check_resumes(tmp_path / "r", whole)
 

@@ -176,6 +176,13 @@ def test_a_cell_that_cannot_work_stops_the_sweep_before_it_starts(tmp_path: Path
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("values", [[0.1, 0.1], [0.001, 1e-3]])
+def test_a_value_that_comes_twice_is_refused(tmp_path: Path, values: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"Expected every combination once; lr-0\.\d+,seed-0 comes several times"):
+        sweep_cells(request(tmp_path / "s"), product({"lr": values}), say=silent)
+    assert not (tmp_path / "s").exists()
+
+
 def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:
     todo = product({"lr": [0.001, 0.01]})
     one = sweep_cells(request(tmp_path / "one"), todo, say=silent)

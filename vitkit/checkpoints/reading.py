@@ -27,6 +27,7 @@ from vitkit.errors import ConfigError, TensorMismatch, nearest
 from vitkit.model import checks
 from vitkit.model.backbone import Backbone, Config
 from vitkit.model.config import NUMERICS, InputSpec, variant_of
+from vitkit.model.count import parameters
 from vitkit.model.known import Known
 from vitkit.model.resnet_config import ResNetConfig
 
@@ -434,7 +435,9 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         licence, notes, sha256.
     """
     found = open_checkpoint(source, **arguments)
-    config, spec = found.config, found.input_spec.to_dict()
+    config, spec, held = found.config, found.input_spec.to_dict(), sum(t.numel() for t in found.state.values())
+    if held != (wanted := parameters(config)):  # whoever loads it is told by name
+        found.notes.append(f"It cannot be loaded: it holds {held:,} parameters, where such a model has {wanted:,}.")
     names = spec.pop("class_names")
     return {
         "source": str(source),
@@ -443,7 +446,7 @@ def inspect(source: str | Path, **arguments: Any) -> dict[str, Any]:
         "variant": variant_of(config),
         "tensors": found.tensors,
         "unused": found.unused,
-        "parameters": sum(tensor.numel() for tensor in found.state.values()),
+        "parameters": held,
         "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()})),
         "numerics": _numerics(config),
         "config": config.to_dict(whole=True),

@@ -5,6 +5,7 @@ What does not belong here: any work. A command parses, calls a room or a job, an
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -120,6 +121,9 @@ class Command(TyperCommand):
         try:
             with only_printable():
                 return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("vitkit: stopped.", file=sys.stderr, flush=True)  # typer would say nothing
+            raise
         except BadImage as error:
             if "--bad-images" not in str(error) and any(option.name == "bad_images" for option in self.params):
                 error.args = (f"{error} Or leave out all such images with --bad-images skip.",)
@@ -130,6 +134,12 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for _heading, _commands in COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_heading)(_command)
+
+# What may happen wherever a file is opened or something is printed: the sentence and the exit code.
+UNTOLD = {
+    errno.ENAMETOOLONG: ("A name is too long for this file system. Use a shorter one.", 2),
+    errno.ENOSPC: ("No space is left where the output goes. Free some, or redirect the output to another disk.", 3),
+}
 
 _format = warnings.formatwarning
 
@@ -170,14 +180,15 @@ def main() -> None:
     except (MemoryError, RuntimeError, OSError) as error:
         from vitkit.runtime import out_of_memory
 
+        if isinstance(error, OSError) and error.errno in UNTOLD:
+            said, code = UNTOLD[error.errno]
+            print(f"vitkit: {said}", file=sys.stderr)
+            sys.exit(code)
         if not out_of_memory(error):
             raise
         what = (str(error).splitlines() or ["MemoryError"])[0]
         print(f"vitkit: No memory was left ({what[:200]}). Use smaller batches or fewer --workers.", file=sys.stderr)
         sys.exit(5)
-    except KeyboardInterrupt:
-        print("vitkit: stopped.", file=sys.stderr)
-        sys.exit(130)
 
 
 def program() -> None:

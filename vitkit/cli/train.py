@@ -14,6 +14,7 @@ from vitkit.cli.config_file import takes_config
 from vitkit.cli.options import loads_weights, parse_fields, parse_size
 from vitkit.cli.run_options import LABELLED, DryRun, Fields, Out, Resume, RunReport, RunSize, of_machine, run_options
 
+PICTURES = (".png", ".svg", ".pdf")
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 
 
@@ -89,6 +90,8 @@ def train(
 
     from vitkit.jobs.train import prepare
 
+    if show_augmentations is not None and show_augmentations.suffix.lower() not in PICTURES:
+        raise ConfigError(f"--show-augmentations must end in {', '.join(PICTURES)}; got {show_augmentations}.")
     ready = prepare(
         data,
         out,

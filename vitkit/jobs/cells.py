@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -174,6 +175,8 @@ def sweep_cells(
     out = request.out
     if not cells:
         raise ConfigError("Expected at least one cell to train; got none.")
+    if twice := [name for name, count in Counter(map(name_of, cells)).items() if count > 1]:
+        raise ConfigError(f"Expected every combination once; {twice[0]} comes several times. Leave out equal values.")
     check_place(out, resume)
     done = _finished(request)
     left = [cell for cell in cells if name_of(cell) not in done]

@@ -230,7 +230,7 @@ def export_file(
         done = ExportedFile(
             out, card, report, images.words, 0 if images.calibration is None else len(images.calibration), size, seconds
         )
-        (beside / f"{out.stem}.report.json").write_text(json.dumps(done.to_dict(), indent=1) + "\n", encoding="utf-8")
+        (beside / f"{out.name}.report.json").write_text(json.dumps(done.to_dict(), indent=1) + "\n", encoding="utf-8")
     return done
 
 

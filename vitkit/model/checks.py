@@ -76,12 +76,15 @@ def flags(config: Any) -> None:
             raise ConfigError(f"{field.name} must be True or False; got {brief(value)}.")
 
 
-def number(name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    """Raise unless the value is a finite number between `low` and `high`."""
+def number(
+    name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    """Raise unless the value is a finite number between `low` and `high`; an open end is left out."""
     real = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if not real or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+    ends = open_low * [low] + open_high * [high]
+    if not real or not low <= value <= high or value in ends:  # type: ignore[operator]
         span = f" {'over' if open_low else 'at least'} {low:g}" if low > -math.inf else ""
-        span += f" and at most {high:g}" if high < math.inf else ""
+        span += f" and {'below' if open_high else 'at most'} {high:g}" if high < math.inf else ""
         raise ConfigError(f"{name} must be a finite number{span}; got {brief(value)}.")
 
 

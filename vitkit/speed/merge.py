@@ -34,12 +34,14 @@ def plan(c: ViTConfig, r: int) -> list[int]:
         r: tokens to merge per block.
 
     Raises:
-        ConfigError: r is negative, or a part of the model needs every patch in its place.
+        ConfigError: r is negative or over half of the patches, or a part of the model needs every patch in its place.
     """
     if r and (odd := unfit(c, TAKES)):
         raise ConfigError(f"Tokens cannot be merged in a model with {', '.join(odd)}. Leave out --merge.")
     if r < 0:
         raise ConfigError(f"merge must be 0 (no merging) or more; got {r}.")
+    if r > c.num_patches // 2:
+        raise ConfigError(f"merge must be at most {c.num_patches // 2}, half of the {c.num_patches} patches; got {r}.")
     N, counts = c.num_patches, []
     for _ in range(c.num_hidden_layers):
         counts.append(min(r, N // 2))

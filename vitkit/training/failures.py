@@ -32,6 +32,8 @@ def explain(error: Exception, step: int, kept: str, processes: int) -> Exception
     first = (str(error).splitlines() or [""])[0][:200]
     if isinstance(error, Diverged):  # says what is kept
         return error
+    if isinstance(error, BrokenPipeError):
+        return OutputError(f"Nobody reads the output any more, so the run stopped. {kept}".strip())
     if isinstance(error, OutputError):
         return SaveFailed(f"{error} {kept}".strip())
     if isinstance(error, VitkitError):

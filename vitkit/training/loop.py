@@ -43,6 +43,7 @@ from vitkit.training.whole_step import Capture, WholeStep
 
 Watch = Callable[[dict[str, Any]], None]  # called with every line of metrics, and after each step ("event": "step")
 
+GONE = (errno.EIO, errno.ENOSPC)  # a closed terminal, a log on a full disk
 SILENCE = 60.0  # seconds without images after which the user is told
 LEAST_SCALE = 2.0**-8  # of fp16's loss: an overflow at a lower scale means that training has diverged
 
@@ -184,7 +185,7 @@ class Loop:
             if self._watch is not None:
                 self._watch(event)
         except OSError as error:
-            if error.errno != errno.EIO:  # the terminal is gone: the run goes on without one
+            if error.errno not in GONE:  # nobody can read the output any more: the run goes on without it
                 raise
             self._watch = None
 

@@ -178,10 +178,11 @@ class Recipe:
         for name in ("weight_decay", "final_lr", "warmup", "warmup_lr"):
             checks.number(name, getattr(self, name), 0)
         for name in ("label_smoothing", "dropout", "drop_path", "momentum", "val"):
-            checks.number(name, getattr(self, name), 0, 1)
+            checks.number(name, getattr(self, name), 0, 1, open_high=name in ("dropout", "drop_path"))
         for name in ("clip", "layer_decay", "ema", "eval_crop"):
             if getattr(self, name) is not None:
-                checks.number(name, getattr(self, name), 0, math.inf if name == "clip" else 1, open_low=True)
+                high = math.inf if name == "clip" else 1
+                checks.number(name, getattr(self, name), 0, high, open_low=True, open_high=name == "ema")
         checks.one_of("optimizer", self.optimizer, Optimizer)
         checks.one_of("decay", self.decay, Decay)
         checks.one_of("decay_from", self.decay_from, DecayFrom)

@@ -182,6 +182,10 @@ class RunFolder:
     def check_place(path: str | Path) -> None:
         """Refuse a path where something already exists."""
         path = Path(path).expanduser()
+        try:
+            str(path).encode("utf-8")  # run.json and TensorBoard name it
+        except UnicodeEncodeError:
+            raise OutputError(f"--out must be a name in UTF-8; got {str(path)!a}. Choose another.") from None
         if RunFolder.exists(path):
             raise Occupied(
                 f"--out must be a new folder; {path} holds a run. Choose another, or continue a training run with "
