@@ -182,8 +182,10 @@ with its own library. `python -m benchmarks.proof --page docs/proof.md` made thi
 timm's models have their full width, two blocks, a grid of 3 x 2 patches and random weights in which no tensor is zero.
 transformers' classes are tiny models with random weights, saved by their own `save_pretrained`. The largest difference
 is that of the outputs, relative to the largest output, in float32; two orders of summation differ by about 1e-6. A
-round trip is exact if what vitkit writes has the same tensors to the bit. A name is refused if vitkit lacks a part of
-it, and not built if the library itself cannot make such a small model of it.
+round trip is exact if what vitkit writes has the same tensors to the bit. Where it differs in what vitkit writes, timm
+keeps positions for registers or for DeiT's distillation token; vitkit adds them to these tokens and writes zeros, which
+gives the same outputs in timm. A name is refused if vitkit lacks a part of it, and not built if the library itself
+cannot make such a small model of it.
 """
 
 

@@ -91,7 +91,8 @@ def of_paper(vit: ViT) -> Model:
 
 def as_twelve(vit: ViT) -> huggingface.ViTForImageClassification:
     """The twelve classes with the ViT's weights; pruned where it is pruned."""
-    model = huggingface.ViTForImageClassification(vit.config).eval().to(vit.head.weight.dtype)
+    config = DIALECTS["huggingface"].written(vit.config)
+    model = huggingface.ViTForImageClassification(config).eval().to(vit.head.weight.dtype)
     model.load_state_dict(to_dialect(vit, "huggingface"), strict=True)
     return model
 
@@ -193,6 +194,7 @@ def as_timm(vit: ViT, image_size: tuple[int, int] | None = None, **more: object)
         init_values=c.layer_scale,
         reg_tokens=c.num_register_tokens,
         class_token=c.class_token,
+        no_embed_class=not DIALECTS["timm"].written(c).prefix_positions,
         norm_layer=partial(nn.LayerNorm, eps=c.layer_norm_eps),
         act_layer=partial(nn.GELU, approximate="tanh" if c.hidden_act == "gelu_tanh" else "none"),
         **more,

@@ -107,6 +107,7 @@ CASES: dict[str, tuple[ViTConfig, tuple[str, ...]]] = {
     "one head": (tiny(num_attention_heads=1), ALL),
     "layer scale": (tiny(layer_scale=0.1), ("timm",)),
     "registers": (tiny(num_register_tokens=3), ("timm",)),
+    "patches alone have positions": (tiny(prefix_positions=False), ALL),
     "mean, norm before": (tiny(pool="mean"), ("timm",)),
     "mean, norm after": (tiny(pool="mean", norm_after_pool=True), ("timm",)),
     "no class token": (tiny(pool="mean", class_token=False), ("timm",)),

@@ -44,7 +44,7 @@ __all__ = ["BaseModelOutput", "BaseModelOutputWithPooling", "ImageClassifierOutp
 TAKES: Takes = {"hidden_act": [name for name in ACTIVATIONS if name not in GATED]}     # the parts that they have
 # What the model can do and these classes have no place for: the field, and its only value here.
 FIXED: dict[str, Any] = {"pool": "cls", "class_token": True, "layer_scale": None, "num_register_tokens": 0,
-                         "drop_path_rate": 0, "pad_input": False}
+                         "drop_path_rate": 0, "pad_input": False, "prefix_positions": True}
 
 
 class ModelOutput:

@@ -142,9 +142,10 @@ def as_huggingface(model: nn.Module) -> Twelve:
         'ViTForImageClassification'
     """
     vit = as_vit(model)
-    if vit.config.num_classes:
-        return cast(Twelve, _filled(huggingface.ViTForImageClassification(vit.config), vit, "huggingface"))
-    return cast(Twelve, _filled(huggingface.ViTModel(vit.config, vit.config.pre_logits), vit, "huggingface"))
+    config = dataclasses.replace(vit.config, prefix_positions=True)  # a class token without a position gets zeros
+    if config.num_classes:
+        return cast(Twelve, _filled(huggingface.ViTForImageClassification(config), vit, "huggingface"))
+    return cast(Twelve, _filled(huggingface.ViTModel(config, config.pre_logits), vit, "huggingface"))
 
 
 def pretrained(kind: type[Any], source: str | Path, *, use_mask_token: bool = False, **changes: Any) -> Any:

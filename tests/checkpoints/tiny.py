@@ -45,6 +45,22 @@ def same_tensors(a: ViT, b: ViT) -> bool:
     return set(mine) == set(other) and all(torch.equal(mine[name], other[name]) for name in mine)
 
 
+def through(m: ViT, *dialects: str) -> ViT:
+    """The model that arrives through files of these dialects. Its outputs are the same; where a dialect has no position
+    for the class token, the token holds it, and where a dialect must have one, it is zero."""
+    config, state = m.config, dict(m.state_dict())
+    for dialect in dialects if config.class_token else ():
+        had, config = config.prefix_positions, DIALECTS[dialect].written(config)
+        if had and not config.prefix_positions:
+            table = state["positions.table"]
+            state |= {"class_token": state["class_token"] + table[:, :1], "positions.table": table[:, 1:]}
+        elif config.prefix_positions and not had:
+            state["positions.table"] = torch.nn.functional.pad(state["positions.table"], (0, 0, 1, 0))
+    result = ViT(config).eval()
+    result.load_state_dict(state)
+    return result
+
+
 def destination(dialect: str, stem: str = "model") -> str:
     return stem + DIALECTS[dialect].suffixes[0]
 
@@ -106,6 +122,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "pooler": {"pre_logits": True, "num_classes": 0},
     "dinov2": {"num_classes": 0, "layer_scale": 0.5},
     "registers": {"num_classes": 0, "layer_scale": 0.5, "num_register_tokens": 3},
+    "patches alone have positions": {"prefix_positions": False},
     "mean": {"pool": "mean", "norm_after_pool": True},
     "mean, norm first": {"pool": "mean"},
     "no class token": {"class_token": False, "pool": "mean"},

@@ -110,6 +110,7 @@ DEFAULTS_OF_FORMAT = {
         "stem": "none",
         "positions": "1d",
         "positions_in": "first",
+        "prefix_positions": True,
         "relative": "none",
         "relative_grid": None,
         "pool_prefix": False,

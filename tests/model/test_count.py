@@ -30,6 +30,7 @@ CONFIGS = {
     "pre-logits": dataclasses.replace(ODD, pre_logits=True),
     "pruned": dataclasses.replace(ODD, pruned_heads=((0, (1, 2)), (2, (0,)))),
     "no class token": dataclasses.replace(ODD, class_token=False, pool="mean"),
+    "patches alone have positions": dataclasses.replace(ODD, prefix_positions=False),
     "padded": dataclasses.replace(ODD, image_size=(60, 30), pad_input=True),
 }
 

@@ -5,6 +5,7 @@ In order, weakest first: the dialect's numerics, the shapes, hints in the names,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
             f"The file's head has {head.shape[0]} classes, but its JSON file states {classes}; "
             f"give num_classes= to replace the head, or correct the JSON file."
         )
-    fields |= {name: value for name, value in stated.items() if value is not None}
+    fields |= {name: value for name, value in stated.items() if value is not None and name != "prefix_positions"}
     checks.whole("patch_size", fields["patch_size"], 1)  # the next lines compute with these two
     if "image_size" in fields:
         fields["image_size"] = checks.size("image_size", fields["image_size"])
@@ -103,9 +104,12 @@ def infer(state: Mapping[str, Tensor], dialect: Dialect, stated: Fields, given: 
     if "image_size" not in stated or _whole_patches(fields, given):
         fields["image_size"] = _image_size(_rows(state, fields, dialect), fields, given.get("image_size"), notes)
     try:
-        return ViTConfig(**fields)
+        config = ViTConfig(**fields)
     except TypeError as error:
         raise ConfigError(f"The JSON next to the weights is not a valid configuration ({error}).") from None
+    # Which tokens have a position is a fact of the table, whatever is stated next to the file.
+    patches_only = config.positions == "1d" and _rows(state, fields, dialect) == config.num_patches
+    return dataclasses.replace(config, prefix_positions=not (patches_only and config.num_prefix_tokens))
 
 
 # Tensors of parts whose numerics no tensor tells: name -> what they belong to.

@@ -42,4 +42,5 @@ NATIVE = Dialect(
     suffixes=(".safetensors",),
     signature=("patch_embedding.projection.weight", "blocks.0.msa.qkv.weight"),
     rules=RULES,
+    prefix_positions=lambda config: config.prefix_positions,
 )

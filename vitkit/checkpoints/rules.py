@@ -6,6 +6,7 @@ tensor is accounted for on both sides: a tensor that no rule uses is an error un
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -174,6 +175,7 @@ class Dialect:
         finish: after writing, adds what depends on more than one tensor.
         hints: fields of ViTConfig that the file's names and shapes reveal and the translated tensors do not; and
             `untold`: what they reveal that only a name or a configuration can explain.
+        prefix_positions: whether its file of a model has a row of positions for the class token (default: always).
         later: whether its files hold parts that the paper does not have; their names, or `hints`, tell which.
         needs: fields of ViTConfig that neither tensors nor numerics tell: without a config.json they must be given.
         unused: tensors that belong to the dialect but not to the model, regular expression -> what they are.
@@ -190,6 +192,7 @@ class Dialect:
     prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors
     finish: Callable[[Tensors, Any], Tensors] = lambda tensors, config: tensors
     hints: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda tensors: {}
+    prefix_positions: Callable[[ViTConfig], bool] = lambda config: True
     later: bool = False
     needs: tuple[str, ...] = ()
     unused: Mapping[str, str] = field(default_factory=dict)
@@ -287,9 +290,16 @@ class Dialect:
         what = Counter(_found(self.unused, name) or "parts that this classifier does not use" for name in unused)
         return ", ".join(f"{kind} ({count} tensor{'s' * (count > 1)})" for kind, count in what.items())
 
+    def written(self, config: Config) -> Config:
+        """Return the configuration that a model has once it is written: with the positions that its file has."""
+        if not isinstance(config, ViTConfig):
+            return config
+        return dataclasses.replace(config, prefix_positions=self.prefix_positions(config))
+
     def write(self, state: Mapping[str, Tensor], config: Config) -> Tensors:
         """Translate the model's tensors into a file's; each of them must have a rule."""
-        left, result = dict(state), Tensors()
+        left, result, config = dict(state), Tensors(), self.written(config)
+        complete_positions(left, config)
         for rule in self.rules:
             for i in _blocks(rule.ours, left):
                 parts = rule.form.write(left.pop(_at(rule.ours, i)), config)
@@ -301,25 +311,30 @@ class Dialect:
 
 
 def complete_positions(state: Tensors, config: Config) -> None:
-    """Bring positions into the model's form, in place: one row for the class token (if any), none for registers.
+    """Bring positions into the form of a model, in place: one row for the class token if it has positions for tokens
+    before the patches, none for registers.
 
-    timm's `no_embed_class` and big_vision keep no row for the class token (its position is part of the token).
-    Otherwise timm keeps rows for registers too; here they are added to the registers.
+    timm may keep rows for registers; here they are added to the registers. Likewise, the class token's row is added to
+    the token if the model has none; if only the model has one, it is zero.
 
     Args:
         state: tensors by the model's names.
-        config: the model they are for, with the image size of the file.
+        config: the model they are for, with the image size of the tensors.
     """
     table = state.get("positions.table")
     if table is None or table.dim() != 3 or not isinstance(config, ViTConfig):
         return
     n = int(config.class_token)
     extra = table.shape[1] - config.num_patches
-    if n and extra == 0:
-        state["positions.table"] = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
-    elif config.num_register_tokens and extra == config.num_prefix_tokens:
-        state["positions.table"] = torch.cat([table[:, :n], table[:, extra:]], dim=1)
+    if config.num_register_tokens and extra == config.num_prefix_tokens:
         state["register_tokens"] = state["register_tokens"] + table[:, n:extra]
+        table, extra = torch.cat([table[:, :n], table[:, extra:]], dim=1), n
+    if n and extra == 0 and config.prefix_positions:
+        table = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
+    elif "class_token" in state and extra == n and not config.prefix_positions:
+        state["class_token"] = state["class_token"] + table[:, :n]
+        table = table[:, n:]
+    state["positions.table"] = table
 
 
 def check(state: Mapping[str, Tensor], expected: Mapping[str, torch.Size], dialect: Dialect) -> None:

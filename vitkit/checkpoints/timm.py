@@ -131,8 +131,10 @@ def _unfold(tensors: Tensors, block: str) -> None:
 
 def _finish(tensors: Tensors, c: ViTConfig) -> Tensors:
     """Write positions, the last norm, heads and blocks as timm has them in the class that has such parts."""
-    if "pos_embed" in tensors:
-        tensors["pos_embed"] = _positions(tensors["pos_embed"], c)
+    if "pos_embed" in tensors and c.prefix_positions and c.num_register_tokens:
+        table, n = tensors["pos_embed"], int(c.class_token)
+        none = table.new_zeros(1, c.num_register_tokens, c.hidden_size)
+        tensors["pos_embed"] = torch.cat([table[:, :n], none, table[:, n:]], dim=1)
     if c.stem == "r/4":
         tensors = {name.replace("backbone.stem.", "backbone."): t for name, t in tensors.items()}
     if c.norm_after_pool:
@@ -146,15 +148,16 @@ def _finish(tensors: Tensors, c: ViTConfig) -> Tensors:
     return _in_blocks(tensors, c)
 
 
-def _positions(table: Tensor, c: ViTConfig) -> Tensor:
-    """Add rows for registers, and leave out the class token's where timm has none: it is zero there."""
-    n = int(c.class_token)
-    if n and (c.relative in ("axial", "mixed") or c.block == "parallel") and not table[:, :1].any():
-        return table[:, 1:]
-    if not c.num_register_tokens:
-        return table
-    none = table.new_zeros(1, c.num_register_tokens, c.hidden_size)
-    return torch.cat([table[:, :n], none, table[:, n:]], dim=1)
+def _prefix_positions(c: ViTConfig) -> bool:
+    """Whether `pos_embed` has rows for the class token and registers.
+
+    All of timm's architectures that have both have no such rows (`no_embed_class`), so what other libraries add to the
+    class token becomes part of it; the outputs are the same. Distilled DeiT, whose second token is a register here, is
+    another class, which always has them.
+    """
+    if c.positions != "1d" or c.pool == "distilled":
+        return True
+    return c.prefix_positions and not (c.class_token and c.num_register_tokens)
 
 
 def _in_blocks(tensors: Tensors, c: ViTConfig) -> Tensors:
@@ -233,6 +236,7 @@ TIMM = Dialect(
     prepare=_prepare,
     finish=_finish,
     hints=_hints,
+    prefix_positions=_prefix_positions,
     unused={r"^head\.(mlp|last_layer)\.": "DINO's projection head", r"^(decoder_|mask_token$)": "MAE's decoder"},
     refused=REFUSED,
 )

@@ -10,7 +10,6 @@ import functools
 import importlib
 import importlib.util
 import itertools
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -109,8 +108,7 @@ def _timm(checkpoint: Checkpoint) -> Any:
             if clip
             else {}
         ),
-        no_embed_class=(not google and not clip and _no_class_row(raw, c))
-        or (checkpoint.dialect.name == "dinov2" and reg > 0),
+        no_embed_class=(not google and not c.prefix_positions) or (checkpoint.dialect.name == "dinov2" and reg > 0),
     )
     if google:
         model.load_pretrained(str(path))
@@ -153,15 +151,6 @@ def _timm_resnet(checkpoint: Checkpoint, c: ResNetConfig) -> Any:
     else:
         model.load_state_dict(checkpoint.raw(), strict=True)
     return model.eval()
-
-
-def _no_class_row(raw: Mapping[str, Tensor], c: ViTConfig) -> bool:
-    """Whether a table of positions has no row for the class token (timm's no_embed_class)."""
-    rows = raw["pos_embed"].shape[1]
-    usual = [rows - 1, rows - c.num_prefix_tokens]
-    if c.num_patches in usual or any(math.isqrt(n) ** 2 == n for n in usual):
-        return False
-    return c.class_token
 
 
 def _transformers(checkpoint: Checkpoint) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ def twelve(config: ViTConfig) -> str:
     Raises:
         ConfigError: the model has something that the twelve classes have no place for.
     """
+    config = dataclasses.replace(config, prefix_positions=True)  # as `as_huggingface` does
     with torch.device("meta"):
         x = torch.empty(1, config.num_channels, *config.image_hw)
         pooler = huggingface.ViTPooler(config)

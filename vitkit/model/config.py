@@ -157,6 +157,8 @@ class ViTConfig:
             (appendix D.4) or `sincos` (fixed).
         positions_in: where they are added: before the `first` block (the paper), before `every` block, each with its
             own, or before every block, `shared` by all (Table 8).
+        prefix_positions: with `1d`, whether E_pos has a row for the class token (the paper) and, in timm's files, rows
+            for registers. DeiT III, FlexiViT and most of timm's models with registers have rows for patches only.
         relative: what positions do inside attention, a row of `parts.relative.RELATIVE`: `none` (the paper),
             `offsets` (appendix D.4), `bias` (BEiT), or a rotation of q and k: `eva02`, `dinov3`, `axial`,
             `perception`, `perception-g`, `mixed`.
@@ -202,6 +204,7 @@ class ViTConfig:
     standardisation: Standardisation = "google"
     positions: Positions = "1d"
     positions_in: PositionsIn = "first"
+    prefix_positions: bool = True
     relative: Relative = "none"
     relative_grid: tuple[int, int] | None = None
     pool_prefix: bool = False
@@ -287,6 +290,12 @@ class ViTConfig:
             raise ConfigError(
                 f"positions_in={self.positions_in!r} needs positions and block='pre-norm'; got "
                 f"positions={self.positions!r} and block={self.block!r}."
+            )
+        if not self.prefix_positions and (self.positions != "1d" or not self.num_prefix_tokens):
+            raise ConfigError(
+                f"prefix_positions=False needs positions='1d' and a class token or registers; got "
+                f"positions={self.positions!r}, class_token={self.class_token} and "
+                f"num_register_tokens={self.num_register_tokens}. Leave it out."
             )
         for name, value, part in (("positions", "2d", 2), ("positions", "sincos", 4)):
             if getattr(self, name) == value and self.hidden_size % part:

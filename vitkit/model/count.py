@@ -22,7 +22,7 @@ def _mlp(c: ViTConfig, M: int) -> int:
 
 def _positions(c: ViTConfig) -> int:
     """Parameters of what is added to the tokens, in one place."""
-    D, first = c.hidden_size, int(c.class_token)
+    D, first = c.hidden_size, int(c.class_token and c.prefix_positions)
     return {"1d": D * (first + c.num_patches), "2d": D * first + sum(c.grid) * D // 2}.get(c.positions, 0)
 
 

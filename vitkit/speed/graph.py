@@ -36,7 +36,8 @@ class AnyGrid(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         """[1, class + rows * columns, D]."""
-        return resized(self.positions.table, self.positions.grid, grid, self.positions.rule)
+        table = resized(self.positions.table, self.positions.grid, grid, self.positions.rule)
+        return self.positions.whole(table)
 
 
 class Graph(nn.Module):

@@ -100,32 +100,38 @@ class PositionEmbedding(OnGrid):
     Args:
         grid: (rows, columns) of patches.
         width: D.
-        prefix: rows for tokens before the patches (1 with a class token, else 0).
+        prefix: rows for tokens before the patches (1 for a class token with a position, else 0).
         rule: a row of RULES.
+        bare: tokens before the patches that get zeros and have no row (1 for a class token without a position).
     """
 
-    def __init__(self, grid: Grid, width: int, prefix: int, rule: str) -> None:
+    def __init__(self, grid: Grid, width: int, prefix: int, rule: str, bare: int = 0) -> None:
         super().__init__()
-        self.grid, self.rule = grid, rule
+        self.grid, self.rule, self.bare = grid, rule, bare
         self.table = nn.Parameter(torch.zeros(1, prefix + grid[0] * grid[1], width))
         self._kept: dict[Grid, tuple[Tensor, int, Tensor]] = {}  # the source table, its version, the result
 
     def forward(self, grid: Grid) -> Tensor:
-        """E_pos for `grid`: [1, prefix + rows * columns, D]."""
+        """E_pos for `grid`: [1, class + rows * columns, D]."""
         if grid == self.grid:
-            return self.table
+            return self.whole(self.table)
         wants_grad = torch.is_grad_enabled() and self.table.requires_grad
         if not torch.compiler.is_compiling() and not wants_grad and grid in self._kept:
             table, version, kept = self._kept[grid]
             if table is self.table and version == table._version:
                 return kept
-        return resize(self.table, self.grid, grid, self.rule)
+        return self.whole(resize(self.table, self.grid, grid, self.rule))
+
+    def whole(self, table: Tensor) -> Tensor:
+        """Put zeros in front of a table for the tokens that have no row of it."""
+        return F.pad(table, (0, 0, self.bare, 0)) if self.bare else table
 
     @torch.no_grad()
     def remember(self, grid: Grid) -> None:
         """Keep the table of `grid` until the trained one changes."""
         if grid != self.grid and not self.table.is_inference():  # an inference tensor has no version
-            self._kept[grid] = self.table, self.table._version, resize(self.table, self.grid, grid, self.rule)
+            table = self.whole(resize(self.table, self.grid, grid, self.rule))
+            self._kept[grid] = self.table, self.table._version, table
 
     @torch.no_grad()
     def regrid(self, grid: Grid) -> None:
@@ -216,7 +222,8 @@ def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def one_d(c: ViTConfig) -> PositionEmbedding:
     """Return E_pos of the paper."""
-    return PositionEmbedding(c.grid, c.hidden_size, int(c.class_token), c.position_resize)
+    prefix = int(c.class_token and c.prefix_positions)
+    return PositionEmbedding(c.grid, c.hidden_size, prefix, c.position_resize, bare=int(c.class_token) - prefix)
 
 
 POSITIONS: dict[str, Callable[[ViTConfig], OnGrid]] = {
