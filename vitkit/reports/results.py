@@ -14,7 +14,7 @@ from vitkit.errors import BadImage
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions
 from vitkit.explanations.plots import PLOTS
-from vitkit.reports.render import headed, picture, share, thumbnail
+from vitkit.reports.render import headed, images_of, picture, share, thumbnail
 
 MOST_WRONG = 12  # wrong predictions shown with their images
 FEWEST = 10  # images that a point of the reliability diagram stands for, at least
@@ -39,7 +39,7 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "at": found["top1"],
-        "says": f"{right:,} of {n:,} {one} of {found['part']} are classified correctly.",
+        "says": f"{right:,} of {n:,} {one} of {images_of(found)} are classified correctly.",
         "means": f"On other images of this kind, expect {low:.1%} to {high:.1%} (95% confidence interval).",
         "facts": [("What it confuses", confuses(found)), *([("How sure to be", sure)] if sure else [])],
     }
