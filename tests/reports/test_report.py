@@ -24,7 +24,7 @@ from vitkit.reports.compare import differences
 from vitkit.reports.page import CAPTIONS, ELSEWHERE, cards, command, counts, in_corners
 from vitkit.reports.render import data_name, date, duration, images_of, millions, number, prose, share, thumbnail, whole
 from vitkit.reports.results import CAPTIONS as RESULTS
-from vitkit.reports.results import confused, confuses, how_sure, merged, results, verdict, wilson
+from vitkit.reports.results import confused, confuses, how_sure, merged, results, verdict
 from vitkit.training.run_folder import RunFolder
 
 
@@ -327,9 +327,6 @@ def test_points_of_the_reliability_diagram_stand_for_enough_images() -> None:
     assert points[1][:2] == pytest.approx(((0.8 * 20 + 0.9 * 4) / 24, 22 / 24))
     assert merged(bins[:1]) == [(0.4, 1.0, 2)]  # all there is
     assert merged([]) == []
-    low, high = wilson(0.5, 100)
-    assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # a textbook's example
-    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
 
 
 def test_bright_corners_are_explained() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from vitkit.data.base import Source
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage
+from vitkit.evaluation.measure import wilson
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions
 from vitkit.explanations.plots import PLOTS
@@ -94,13 +94,6 @@ def merged(bins: Sequence[Mapping[str, Any]], fewest: int = FEWEST) -> list[tupl
         (c, a, m), (d, e, n) = result[-2:]
         result[-2:] = [[(c * m + d * n) / (m + n), (a * m + e * n) / (m + n), m + n]]
     return [(c, a, int(m)) for c, a, m in result]
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of n images (Wilson, 1927)."""
-    z = 1.96
-    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 def results(found: Mapping[str, Any]) -> dict[str, Any]:
