@@ -54,7 +54,7 @@ def doctor(
 ) -> None:
     """Check a data set: unreadable images, files that are not read, classes, duplicates, sizes, and doubtful labels.
 
-    The exit code is 1 if something would stop or mislead training and --fix was not given.
+    The exit code is 1 if something would stop or mislead training; with --fix, if it still would in the cleaned data.
     """
     from vitkit.cli import options as common
     from vitkit.data.clean import check_place, clean
@@ -102,7 +102,9 @@ def doctor(
         for split, renames in cleaned.renamed.items():
             for old, new in renames.items():
                 print(f"  {split}/{old} became {split}/{new}", file=said)
-    elif not report.healthy:
+        for problem in cleaned.problems:
+            print(f"still a problem: {problem.where}: {problem.reason}", file=said)
+    if cleaned.problems if cleaned is not None else not report.healthy:
         raise typer.Exit(1)
 
 

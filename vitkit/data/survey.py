@@ -7,7 +7,7 @@ listing instead: it finds the same images in the same order, and says what else 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from vitkit.data.folder import SPLIT_FOLDERS, Files, files_below
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, nearest
 
+MOST = 5  # names of classes in one problem
 HEAD = 64 * 1024  # bytes of a file with another ending that decide whether it is an image
 
 
@@ -145,6 +146,34 @@ def empty_class(split: str, where: str) -> Problem:
     """
     what = {"val": "validate on", "test": "test on"}.get(split, "train on")
     return Problem("note" if split == "test" else "bad", where, f"empty class: no images to {what}.")
+
+
+def too_few(counts: Mapping[str, Mapping[str, int]], several: bool) -> list[Problem]:
+    """Return the problems of classes with so few images that training would stop.
+
+    Args:
+        counts: {split: {class: images that can be read}}; classes without any have a problem of their own.
+        several: whether images have several labels; then one label is enough.
+    """
+    split = next((name for name in ("train", "all") if name in counts), None)
+    if split is None:  # only to evaluate on
+        return []
+    here = {name: count for name, count in counts[split].items() if count}
+    if len(here) == 1 and not several:
+        reason = f"only one, {next(iter(here))!r}; a classifier needs at least two. Add images of another class."
+        return [Problem("bad", "classes", reason)]
+    single = [name for name, count in here.items() if count == 1]
+    others = {name for name in ("val", "test") if any(counts.get(name, {}).values())}
+    if not single or ("val" in others and not several):
+        return []
+    kind = ("label" if several else "class") if len(single) == 1 else ("labels" if several else "classes")
+    more = f" and {len(single) - MOST} more" if len(single) > MOST else ""
+    where, each = f"{kind} {', '.join(map(repr, single[:MOST]))}{more}", "" if len(single) == 1 else " each"
+    if not others:
+        needed = "one to train on and one to hold out are needed"
+        return [Problem("bad", where, f"only one image{each}; {needed}. Add images, or remove the {kind}.")]
+    needed = "`vitkit probe` needs two" if several else "`vitkit train` needs another to validate on, or --val 0"
+    return [Problem("note", where, f"only one training image{each}; {needed}.")]
 
 
 def _same_words(here: Sequence[str], classes: Sequence[str]) -> dict[str, str]:
