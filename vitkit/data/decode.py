@@ -101,10 +101,8 @@ def reason(error: BaseException) -> str:
         return f"not an image in a format that vitkit reads ({', '.join(formats())})"
     if isinstance(error, Image.DecompressionBombError):
         return f"declares more than {MAX_PIXELS // 10**6} megapixels (a decompression bomb?)"
-    if isinstance(error, EOFError):
-        return "truncated: the file ends before the image does"
-    if "truncated" in text.lower() or "unexpected end" in text.lower():
-        return f"truncated: {text}"
+    if isinstance(error, EOFError) or "truncated" in text.lower() or "unexpected end" in text.lower():
+        return "truncated: the file is incomplete; copy it again from where it came from"
     return f"{text or type(error).__name__}"
 
 
