@@ -294,3 +294,24 @@ def test_a_cleaned_copy_that_cannot_be_trained_on_says_so(tmp_path):
     table.write_text("\n".join(["path,labels", *rows]))
     found = clean(examine(table, workers=0), tmp_path / "good.csv").problems
     assert [problem.where for problem in found] == ["label 'b'"]
+
+
+def test_paths_are_those_of_the_data(tmp_path):
+    """Data without splits has no folder `all`, and a folder has a better name than `.`."""
+    root = class_folder(tmp_path / "set", {"a": 3, "b": 3})
+    (root / "a/broken.jpg").write_bytes(b"")
+    (root / "loose.jpg").write_bytes(encoded(picture(9)))
+    shutil.copy(root / "a/000.jpg", root / "a/again.jpg")
+    page = tmp_path / "page.html"
+    run = CliRunner().invoke(app, ["doctor", str(root), "--workers", "0", "--page", str(page)])
+    assert "\n1 bad image (" in run.stdout
+    for text in (run.stdout, page.read_text(encoding="utf-8")):
+        assert "all/" not in text
+        assert "a/broken.jpg: the file is empty" in text
+    assert "a/000.jpg = a/again.jpg" in run.stdout
+    assert "\n  set: not read: 1 image outside of any class folder" in run.stdout
+    assert clean(examine(root, workers=0), tmp_path / "new").left_out.keys() == {"a/broken.jpg", "a/again.jpg"}
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/x.jpg").write_bytes(encoded(picture(9)))
+    with pytest.raises(DataError, match=r"photos contains no images\. photos: has no class folders"):
+        examine(tmp_path / "photos", workers=0)

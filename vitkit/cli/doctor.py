@@ -157,10 +157,7 @@ def show(report: Report) -> None:
     if report.suspects is not None:
         print(f"\n{len(report.suspects)} suspected wrong labels (another class is more probable), most doubtful first:")
         for one in report.suspects[:SHOWN]:
-            print(
-                f"  {one.image.split}/{one.image.name}: {one.image.label} ({one.confidence:.1%}), "
-                f"looks like {one.suggested}"
-            )
+            print(f"  {one.image}: {one.image.label} ({one.confidence:.1%}), looks like {one.suggested}")
         if len(report.suspects) > SHOWN:
             print(f"  ... and {len(report.suspects) - SHOWN} more (--json lists all)")
     _groups("The same photo with different labels" if report.combinations else CONFLICT, conflicts)
@@ -172,7 +169,8 @@ def show(report: Report) -> None:
                 print(f"  {problem.where}: {problem.reason}")
     if report.bad:
         _findings(
-            f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
+            f"{len(report.bad)} bad image{'s' * (len(report.bad) != 1)} (training stops there, or goes on with "
+            f"--bad-images skip)",
             report.bad,
             len(report.bad),
         )
@@ -185,7 +183,7 @@ def _groups(title: str, groups: Sequence[Sequence[Place]]) -> None:
         return
     print(f"\n{title}:")
     for group in groups[:SHOWN]:
-        print("  " + " = ".join(f"{place.split}/{place.name}" for place in group))
+        print("  " + " = ".join(map(str, group)))
     if len(groups) > SHOWN:
         print(f"  ... and {len(groups) - SHOWN} more (--json lists all)")
 
@@ -195,6 +193,6 @@ def _findings(title: str, findings: list[Finding], most: int) -> None:
         return
     print(f"\n{title}:")
     for found in findings[:most]:
-        print(f"  {found.split}/{found.name}: {found.reason}")
+        print(f"  {found}: {found.reason}")
     if len(findings) > most:
         print(f"  ... and {len(findings) - most} more (--json lists all)")

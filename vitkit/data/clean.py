@@ -20,7 +20,7 @@ from pathlib import Path
 from vitkit.data.base import NO_LABEL, SEPARATOR
 from vitkit.data.doctor import Place, Report, place_of
 from vitkit.data.sources import parse
-from vitkit.data.survey import Problem, too_few
+from vitkit.data.survey import Problem, shown, too_few
 from vitkit.data.table import cells
 from vitkit.errors import DataError, OutputError
 from vitkit.types import Progress
@@ -67,7 +67,7 @@ def clean(report: Report, out: str | Path, progress: Progress | None = None) -> 
     rows, left_out = _sorted_out(report)
     if not rows:
         raise DataError(f"No image of {report.data} is left after cleaning. The report says why.")
-    lost = {os.path.join(*image[:2]): why for image, why in left_out.items()}
+    lost = {shown(image.split, image.name): why for image, why in left_out.items()}
     try:
         if listed:
             path.parent.mkdir(parents=True, exist_ok=True)

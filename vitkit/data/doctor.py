@@ -22,7 +22,7 @@ from vitkit.data.decode import count_frames, damage, decode, header, orientation
 from vitkit.data.files import FORMATS
 from vitkit.data.near import close_hashes, groups, perceptual_hash
 from vitkit.data.sources import open_splits, parse
-from vitkit.data.survey import Problem, Survey, empty_class, survey, too_few
+from vitkit.data.survey import Problem, Survey, empty_class, shown, survey, too_few
 from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Progress
@@ -40,6 +40,9 @@ class Place(NamedTuple):
     split: str
     name: str
     label: str
+
+    def __str__(self) -> str:
+        return shown(self.split, self.name)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class Finding:
     reason: str
     path: str | None = None
     useless: bool = False
+
+    def __str__(self) -> str:
+        return shown(self.split, self.name)
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,7 @@ def surveyed(spec: str | Path) -> Survey:
         raise errors[0]
     for split, source in found.splits.items():
         empty = [name for name, count in source.counts().items() if not count]
-        found.problems += [empty_class(split, f"{split}/{name}") for name in empty]
+        found.problems += [empty_class(split, shown(split, name)) for name in empty]
     return found
 
 

@@ -102,7 +102,11 @@ def _split(root: Path, word: str, split: str, classes: Sequence[str] | None, fou
     here = _folders(place, found, word)
     if not here:
         found.problems.append(
-            Problem("bad", word or ".", "has no class folders; expected one folder per class, with its images in it.")
+            Problem(
+                "bad",
+                _called(root, word),
+                "has no class folders; expected one folder per class, with its images in it.",
+            )
         )
     order = here if classes is None else [*classes, *(name for name in here if name not in classes)]
     if renames := _same_words(here, classes or here):
@@ -135,6 +139,16 @@ def _split(root: Path, word: str, split: str, classes: Sequence[str] | None, fou
         labels += [label] * len(images)
     found.splits[split] = Files(place, names, labels, order)
     return list(order)
+
+
+def shown(split: str, name: str) -> str:
+    """Return `split/name`, or the name alone where the data has no splits, as there is no folder `all`."""
+    return name if split == "all" else f"{split}/{name}"
+
+
+def _called(root: Path, word: str) -> str:
+    """Return what a problem calls a folder: its path below the root, or the root's own name."""
+    return word or root.resolve().name or str(root)
 
 
 def empty_class(split: str, where: str) -> Problem:
@@ -197,7 +211,7 @@ def _folders(place: Path, found: Survey, word: str) -> list[str]:
         with os.scandir(place) as entries:
             names = [entry.name for entry in entries if os.path.isdir(entry.path)]
     except OSError as error:
-        found.problems.append(Problem("bad", word or ".", f"cannot be opened ({error.strerror})."))
+        found.problems.append(Problem("bad", _called(place, word), f"cannot be opened ({error.strerror})."))
         return []
     return sorted((name for name in names if not name.startswith((".", "__"))), key=natural)
 
@@ -213,7 +227,7 @@ def _loose(root: Path, word: str, found: Survey) -> None:
         found.problems.append(
             Problem(
                 "note",
-                word or ".",
+                _called(root, word),
                 f"not read: {images_of(len(images))} outside of any class folder ({', '.join(images[:3])}"
                 f"{', ...' if len(images) > 3 else ''}). Put each into the folder of its class.",
             )
