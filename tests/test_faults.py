@@ -367,7 +367,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "calibration in 10 bins": fault("evaluation/measure.py", "BINS = 15", "BINS = 10", "evaluation/test_measure.py"),
     "a 90% interval called 95%": fault(
-        "evaluation/measure.py", "(0.025, 0.975)", "(0.05, 0.95)", "evaluation/test_measure.py"
+        "evaluation/measure.py", "Z95 = 1.959964", "Z95 = 1.644854", "evaluation/test_measure.py"
     ),
     "precision and recall swapped": fault(
         "evaluation/measure.py",

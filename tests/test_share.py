@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_the_card_says_what_is_needed(place):
     assert "accept 90% of images" in body
     assert "mean 0.5, 0.5, 0.5" in body
     assert str(place) not in text  # no path of this machine
+
+
+def test_results_are_under_the_data_that_was_evaluated(place, tmp_path):
+    """The run was fitted to `set` and is evaluated on `other`: the numbers are those of `other`."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    for name, counts, words in (
+        ("other", {"train": 2, "test": 3}, "the test part of other"),
+        ("plain", {"": 3}, "plain"),
+    ):
+        photos(tmp_path / name, counts, {"red": (210, 40, 40), "<b>|blue": (40, 60, 200)})
+        run = CliRunner().invoke(app, ["eval", str(tmp_path / "run"), str(tmp_path / name), "--workers", "0"])
+        assert run.exit_code == 0, run.output
+        text = vitkit.card(tmp_path / "run").read_text(encoding="utf-8")
+        _, front, body = text.split("---\n", 2)
+        assert yaml.safe_load(front)["model-index"][0]["results"][0]["dataset"]["name"] == name
+        assert "16 training images from `set`" in body
+        assert f"On 6 images ({words}):" in body
+        assert str(tmp_path) not in text
+        assert f"of 6 images of {words} are" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
 
 
 def test_a_run_without_results_says_so(place, tmp_path):

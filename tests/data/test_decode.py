@@ -18,8 +18,8 @@ from vitkit.errors import BadImage
 room = importlib.import_module("vitkit.data.decode")  # the package has a function of that name
 FILES = odd_files()
 REASONS = {
-    "truncated.jpg": "truncated",
-    "truncated.png": "truncated",
+    "truncated.jpg": "truncated: the file is incomplete; copy it again from where it came from",
+    "truncated.png": "truncated: the file is incomplete; copy it again from where it came from",
     "empty.jpg": "0 bytes",
     "text.jpg": "not an image",
     "bomb.png": "megapixels",

@@ -16,6 +16,7 @@ from vitkit.cli import app
 from vitkit.data import clean, examine, open_source
 from vitkit.data.doctor import Place, describe
 from vitkit.errors import DataError, OutputError
+from vitkit.jobs.probe import parts_of
 
 EXPECTED = {  # file -> (level, words of its reason)
     "truncated.jpg": ("bad", "truncated"),
@@ -229,3 +230,88 @@ def test_the_page_shows_the_pictures(folder, tmp_path):
     shown = [*report.conflicts, *report.across, *inside, *report.near]
     assert page.count("<img") == len(report.notes) + sum(map(len, shown))
     assert "<script" not in page
+
+
+def short(folder: Path) -> list[tuple[str, str, str]]:
+    report = examine(folder, workers=0)
+    assert not (report.healthy and any(problem.level == "bad" for problem in report.problems))
+    return [(p.level, p.where, p.reason) for p in report.problems if "only one" in p.reason]
+
+
+def test_what_training_refuses_is_a_problem(tmp_path):
+    """A class with one image and no part to judge by; a single class."""
+    class_folder(tmp_path / "one", {"a": 3, "b": 1})
+    needed = "one to train on and one to hold out are needed"
+    assert short(tmp_path / "one") == [
+        ("bad", "class 'b'", f"only one image; {needed}. Add images, or remove the class.")
+    ]
+    with pytest.raises(DataError, match="'b' has 1"):
+        parts_of(tmp_path / "one", 0)
+    class_folder(tmp_path / "single", {"a": 3})
+    assert short(tmp_path / "single") == [
+        ("bad", "classes", "only one, 'a'; a classifier needs at least two. Add images of another class.")
+    ]
+    with pytest.raises(DataError, match="at least two classes"):
+        parts_of(tmp_path / "single", 0)
+    class_folder(tmp_path / "many", dict.fromkeys("abcdefgh", 1))
+    where, words = "classes 'a', 'b', 'c', 'd', 'e' and 3 more", f"only one image each; {needed}."
+    assert short(tmp_path / "many") == [("bad", where, f"{words} Add images, or remove the classes.")]
+    (tmp_path / "one/b/001.jpg").write_bytes(b"broken")  # an image that cannot be read does not count
+    assert [where for _, where, _ in short(tmp_path / "one")] == ["class 'b'"]
+
+
+def test_one_training_image_will_do_where_others_are_judged_by(tmp_path):
+    class_folder(tmp_path / "set/train", {"a": 3, "b": 1})
+    class_folder(tmp_path / "set/test", {"a": 2, "b": 2})
+    noted = "only one training image; `vitkit train` needs another to validate on, or --val 0."
+    assert short(tmp_path / "set") == [("note", "class 'b'", noted)]
+    assert len(parts_of(tmp_path / "set", 0).train) == 4
+    class_folder(tmp_path / "set/val", {"a": 2, "b": 2})
+    assert short(tmp_path / "set") == []
+
+
+def test_one_image_with_a_label_is_a_problem_and_one_label_is_not(tmp_path):
+    class_folder(tmp_path / "set", {"x": 4})
+    table = tmp_path / "t.csv"
+    rows = [f"set/x/{i:03}.jpg,{label}" for i, label in enumerate(("a", "a|b", "a|b", ""))]
+    table.write_text("\n".join(["path,labels", *rows]))
+    assert short(table) == []
+    table.write_text("\n".join(["path,labels", *rows[:2], *rows[3:]]))
+    assert [row[:2] for row in short(table)] == [("bad", "label 'b'")]
+    table.write_text("\n".join(["path,labels", "set/x/000.jpg,a", "set/x/001.jpg,a", "set/x/002.jpg,"]))
+    assert short(table) == []
+
+
+def test_a_cleaned_copy_that_cannot_be_trained_on_says_so(tmp_path):
+    class_folder(tmp_path / "set", {"a": 3, "b": 2})
+    shutil.copy(tmp_path / "set/b/000.jpg", tmp_path / "set/b/001.jpg")  # after cleaning, b has one image
+    run = CliRunner().invoke(app, ["doctor", str(tmp_path / "set"), "--workers", "0", "--fix", str(tmp_path / "new")])
+    assert run.exit_code == 1
+    assert "still a problem: class 'b': only one image; one to train on" in run.stdout
+    assert contents(tmp_path / "new").keys() == {Path(f"a/00{i}.jpg") for i in range(3)} | {Path("b/000.jpg")}
+    table = tmp_path / "t.csv"
+    rows = [f"set/a/{i:03}.jpg,{label}" for i, label in enumerate(("a", "a|b", ""))]
+    table.write_text("\n".join(["path,labels", *rows]))
+    found = clean(examine(table, workers=0), tmp_path / "good.csv").problems
+    assert [problem.where for problem in found] == ["label 'b'"]
+
+
+def test_paths_are_those_of_the_data(tmp_path):
+    """Data without splits has no folder `all`, and a folder has a better name than `.`."""
+    root = class_folder(tmp_path / "set", {"a": 3, "b": 3})
+    (root / "a/broken.jpg").write_bytes(b"")
+    (root / "loose.jpg").write_bytes(encoded(picture(9)))
+    shutil.copy(root / "a/000.jpg", root / "a/again.jpg")
+    page = tmp_path / "page.html"
+    run = CliRunner().invoke(app, ["doctor", str(root), "--workers", "0", "--page", str(page)])
+    assert "\n1 bad image (" in run.stdout
+    for text in (run.stdout, page.read_text(encoding="utf-8")):
+        assert "all/" not in text
+        assert "a/broken.jpg: the file is empty" in text
+    assert "a/000.jpg = a/again.jpg" in run.stdout
+    assert "\n  set: not read: 1 image outside of any class folder" in run.stdout
+    assert clean(examine(root, workers=0), tmp_path / "new").left_out.keys() == {"a/broken.jpg", "a/again.jpg"}
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/x.jpg").write_bytes(encoded(picture(9)))
+    with pytest.raises(DataError, match=r"photos contains no images\. photos: has no class folders"):
+        examine(tmp_path / "photos", workers=0)

@@ -223,6 +223,7 @@ def test_splits_of_a_table_hide_nothing_either(tmp_path):
         ("bad", "train/c"),
         ("note", "test/a"),
         ("note", "test/b"),
+        ("note", "classes 'a', 'b'"),  # one training image each
     ]
 
 

@@ -392,6 +392,31 @@ def test_csv_with_splits_and_with_mistakes(tmp_path):
             open_source(table)
 
 
+@pytest.mark.parametrize(
+    ("heading", "rows"),
+    [
+        ("path;label", ["cat/000.jpg;a,b", "cat/001.jpg;c"]),
+        ('"image";"class"', ['"cat/000.jpg";"a,b"', '"cat/001.jpg";c']),
+        ("path,label", ['cat/000.jpg,"a,b"', "cat/001.jpg,c"]),
+    ],
+)
+def test_semicolons_separate_columns_where_the_heading_has_no_commas(tmp_path, heading, rows):
+    """As German Excel writes them."""
+    class_folder(tmp_path, {"cat": 2})
+    (tmp_path / "t.csv").write_text("\r\n".join([heading, *rows, ""]), encoding="utf-8-sig", newline="")
+    assert open_source(tmp_path / "t.csv", "all").class_names == ("a,b", "c")
+    (tmp_path / "t.csv").write_text("path;label\ncat/000.jpg;a\nx\n")
+    with pytest.raises(DataError, match="line 3: expected 2 cells"):
+        open_source(tmp_path / "t.csv", "all")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
+def test_a_csv_in_another_encoding_is_refused_with_advice(tmp_path, encoding):
+    (tmp_path / "t.csv").write_text("path,label\nx.jpg,Häuser\n", encoding=encoding)
+    with pytest.raises(DataError, match=r"t\.csv; it is in another encoding\. .* save it as CSV UTF-8\.$"):
+        open_source(tmp_path / "t.csv", "all")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "tar", "hf", "folder"])
 def test_none_and_the_like_are_classes(kind, tmp_path):
     names = ["NA", "NULL", "None", "nan", "null"]

@@ -21,6 +21,7 @@ from vitkit.evaluation.labels import (
     sigmoid,
 )
 from vitkit.evaluation.logits import Outputs
+from vitkit.evaluation.measure import wilson
 
 
 def outputs(logits, labels) -> Outputs:
@@ -109,6 +110,17 @@ def test_the_bootstrap_is_that_of_resampled_images() -> None:
         found.append(average_precision_score(labels[rows], sigmoid(logits[rows]), average="macro"))
     assert np.allclose(m.ci95, np.quantile(found, (0.025, 0.975)), atol=0.02)
     assert m.ci95 == measure_labels(outputs(logits, labels), "abc", (0.5,) * 3).ci95
+
+
+def test_no_mistake_leaves_an_interval() -> None:
+    """All resamples of images without a mistake are alike, but other images need not be."""
+    labels = np.array([[1, 0], [1, 1], [0, 1], [0, 0], [1, 1]] * 4)
+    m = measure_labels(outputs(8 * labels - 4, labels), "ab", (0.5, 0.5))
+    assert (m.mean_ap, m.micro_f1, m.per_class[0].ap, m.per_class[0].support) == (1, 1, 1, 12)
+    assert m.ci95 == m.micro_f1_ci95 == wilson(1, 20)
+    assert m.per_class[0].ap_ci95 == wilson(1, 12)
+    m = measure_labels(outputs(4 - 8 * labels, labels), "ab", (0.5, 0.5))
+    assert (m.micro_f1, m.micro_f1_ci95) == (0, wilson(0, 20))
 
 
 def test_the_worst_mistakes_are_farthest_from_their_thresholds() -> None:

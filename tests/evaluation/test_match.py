@@ -82,9 +82,19 @@ def test_matched_to_imagenet() -> None:
 @pytest.mark.parametrize(
     ("data", "names", "words"),
     [
-        (["pizza", "burger"], ("pizza", "steak"), ["1 of the data's 2 classes match by name, but 'burger' does not"]),
-        (["n01440764"], ("a", "b"), ["0 of the data's 1"]),
-        (["0", "5"], ("a", "b"), ["1 of the data's 2 classes match by index"]),
+        (
+            ["pizza", "burger"],
+            ("pizza", "steak"),
+            [
+                "1 of the data's 2 classes match by name, but 'burger' does not",
+                "classes are pizza, steak: use",  # all of them, so no dots
+                "or pass --in-order",
+            ],
+        ),
+        (["n01440764"], ("a", "b"), ["0 of the data's 1", "or weights, or rename the data's classes to the model's"]),
+        (["0", "5"], ("a", "b"), ["1 of the data's 2 classes match by index, but '5' does not"]),
+        (["000", "n01", "004"], ("a", "b"), ["1 of the data's 3 classes match by index, but 'n01' does not"]),
+        (["x"], tuple("abcdefghijk"), ["classes are a, b, c, ...: use"]),
         (["Cat", "cat"], ("cat", "dog"), ["2 of the data's 2 classes match by name, but two of them match the same"]),
     ],
 )
@@ -93,6 +103,13 @@ def test_not_matched(data, names, words) -> None:
         match_classes(data, names)
     for word in words:
         assert word in str(error.value)
+
+
+def test_the_order_is_no_way_out_for_another_number_of_classes() -> None:
+    with pytest.raises(DataError) as error:
+        match_classes(["x"], ("a", "b"))
+    assert "--in-order" not in str(error.value)
+    assert str(error.value).endswith("names or indices.")
 
 
 def test_in_order() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binomtest
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
@@ -19,7 +19,7 @@ from sklearn.metrics import (
 
 from vitkit.errors import InputError
 from vitkit.evaluation.logits import Outputs
-from vitkit.evaluation.measure import bootstrap, measure, ranks, reliability
+from vitkit.evaluation.measure import measure, ranks, reliability, wilson
 
 
 def outputs(logits, labels) -> Outputs:
@@ -57,8 +57,8 @@ def test_top5_is_five() -> None:
     """Truths at ranks 0 to 6 of seven classes: five of seven are in the top five."""
     m = measure(outputs([np.arange(7.0, 0, -1)] * 7, np.arange(7)))
     assert (m.top1, m.top5) == (1 / 7, 5 / 7)
-    assert m.top5_ci95 == bootstrap(np.arange(7) < 5, seed=0) != bootstrap(np.arange(7) < 6, seed=0)
-    assert m.ci95 == bootstrap(np.arange(7) < 1, seed=0)
+    assert m.top5_ci95 == wilson(5 / 7, 7)
+    assert m.ci95 == wilson(1 / 7, 7)
 
 
 def test_rank_of_equal_logits_is_that_of_the_first() -> None:
@@ -78,16 +78,23 @@ def test_calibration_by_hand() -> None:
     assert measure(outputs([[50.0, 0]] * 3, [0, 0, 0])).ece == pytest.approx(0)  # confidence 1 has a bin
 
 
-def test_bootstrap_is_that_of_resampled_images() -> None:
-    right = np.arange(75) < 60
-    rng = np.random.default_rng(1)
-    drawn = [right[rng.integers(0, 75, 75)].mean() for _ in range(4000)]
-    low, high = bootstrap(right, seed=0)
-    assert (low, high) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.02)
-    assert bootstrap(right, seed=0) == (low, high)
-    exact = binom.ppf([0.025, 0.975], 10_000, 0.8) / 10_000  # 95%, and of many draws: 1e-3 is an eighth of its width
-    assert bootstrap(np.arange(10_000) < 8_000, seed=0) == pytest.approx(exact, abs=5e-4)
-    assert bootstrap(np.ones(5, bool), 0) == (1, 1)
+def test_the_interval_is_wilson_s() -> None:
+    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # a textbook's example
+    for right, n in ((60, 75), (73, 75), (0, 12), (7, 7), (8_000, 10_000), (1, 1)):
+        theirs = binomtest(right, n).proportion_ci(method="wilson")
+        assert wilson(right / n, n) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 5, 10, 75, 10_000])
+def test_answers_that_are_all_right_or_all_wrong_leave_an_interval(n) -> None:
+    """Ten of ten right does not mean that all other images will be."""
+    right, wrong = (measure(outputs(np.tile(np.eye(7)[k], (n, 1)), np.zeros(n, int))) for k in (0, 1))
+    (low, high), (lowest, highest) = right.ci95, wrong.ci95
+    assert (right.top1, high, wrong.top1, lowest) == (1, 1, 0, 0)
+    assert low == pytest.approx(n / (n + 1.96**2), abs=1e-4)  # Wilson's, by hand
+    assert highest == pytest.approx(1 - low)
+    assert right.top5_ci95 == right.ci95
+    assert measure(outputs(np.eye(3), [0, 1, 2])).top5_ci95 == (1, 1)  # of three classes it cannot be wrong
 
 
 def test_worst_errors_come_most_confident_first() -> None:

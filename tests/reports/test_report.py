@@ -22,9 +22,9 @@ from vitkit.jobs.report import _affordable, _link, compare, report, try_report
 from vitkit.model.config import VARIANTS
 from vitkit.reports.compare import differences
 from vitkit.reports.page import CAPTIONS, ELSEWHERE, cards, command, counts, in_corners
-from vitkit.reports.render import date, duration, millions, number, prose, share, thumbnail, whole
+from vitkit.reports.render import data_name, date, duration, images_of, millions, number, prose, share, thumbnail, whole
 from vitkit.reports.results import CAPTIONS as RESULTS
-from vitkit.reports.results import confused, confuses, how_sure, merged, results, verdict, wilson
+from vitkit.reports.results import confused, confuses, how_sure, merged, results, verdict
 from vitkit.training.run_folder import RunFolder
 
 
@@ -265,19 +265,22 @@ def test_the_cards_on_top() -> None:
     ]
 
 
+FOUND = {
+    "top1": 0.876,
+    "ci95": [0.8, 0.9251],
+    "part": "the test split",
+    "n": 1234,
+    "per_class": [{"name": "pizza", "support": 25}],
+    "confused": [["pizza", "steak", 3], ["steak", "pizza", 1]],
+    "reliability": [
+        {"confidence": 0.55, "accuracy": 0.5, "count": 4},
+        {"confidence": 0.95, "accuracy": 0.9, "count": 10},
+    ],
+}
+
+
 def test_the_headline() -> None:
-    found = {
-        "top1": 0.876,
-        "ci95": [0.8, 0.9251],
-        "part": "the test split",
-        "n": 1234,
-        "per_class": [{"name": "pizza", "support": 25}],
-        "confused": [["pizza", "steak", 3], ["steak", "pizza", 1]],
-        "reliability": [
-            {"confidence": 0.55, "accuracy": 0.5, "count": 4},
-            {"confidence": 0.95, "accuracy": 0.9, "count": 10},
-        ],
-    }
+    found = FOUND
     said = verdict(found)
     assert said["accuracy"] == "87.6%"
     assert said["says"] == "1,081 of 1,234 images of the test split are classified correctly."
@@ -296,6 +299,23 @@ def test_the_headline() -> None:
     )
 
 
+def test_the_evaluated_images_are_named() -> None:
+    specs = ("folder:/home/jo/B/", "/home/jo/labels.csv", "hf:jo/food", "digits", "digits:")
+    assert [data_name(spec) for spec in specs] == ["B", "labels.csv", "food", "digits", "digits"]
+    assert [data_name(spec) for spec in ("", ".", "..")] == ["", "", ""]  # no name to tell
+    for part, words in {
+        "the test part": "the test part of B",
+        "the 20% that the run held out": "the 20% that the run held out of B",
+        "all images": "B",
+        "all images, which the run was fitted to": "B, which the run was fitted to",
+    }.items():
+        assert images_of({"part": part, "data": "x/B"}) == words
+        assert images_of({"part": part}) == images_of({"part": part, "data": "."}) == part
+    assert verdict(FOUND | {"data": "/home/jo/B"})["says"] == (
+        "1,081 of 1,234 images of the test split of B are classified correctly."
+    )
+
+
 def test_points_of_the_reliability_diagram_stand_for_enough_images() -> None:
     bins = [
         {"confidence": c, "accuracy": a, "count": n}
@@ -307,9 +327,6 @@ def test_points_of_the_reliability_diagram_stand_for_enough_images() -> None:
     assert points[1][:2] == pytest.approx(((0.8 * 20 + 0.9 * 4) / 24, 22 / 24))
     assert merged(bins[:1]) == [(0.4, 1.0, 2)]  # all there is
     assert merged([]) == []
-    low, high = wilson(0.5, 100)
-    assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # a textbook's example
-    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
 
 
 def test_bright_corners_are_explained() -> None:

@@ -342,7 +342,8 @@ def test_several_photos_each_with_its_answer(page, app) -> None:
     assert len(asked) == 2
     assert page.locator("#message").is_hidden()  # the first photo is fine
     page.locator("#tray button", has_text="damaged.png").click()
-    page.locator("#message").filter(has_text="damaged.png: truncated").wait_for()
+    page.locator("#message").filter(has_text="damaged.png: truncated: the file is incomplete; copy it").wait_for()
+    assert "Try a JPEG" not in page.locator("#message").inner_text()  # it is a PNG
     assert page.locator("#photo").is_hidden()
     page.locator("#tray button", has_text="notes.txt").click()
     page.locator("#message").filter(has_text="notes.txt is not an image.").wait_for()

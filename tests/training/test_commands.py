@@ -12,6 +12,7 @@ import pytest
 
 from tests.training.tiny import run, tiny, vitkit
 from vitkit.cli.demo import activation
+from vitkit.cli.runs import short
 from vitkit.errors import ConfigError, OutputError, UnknownName
 from vitkit.jobs.listing import diff, list_runs
 from vitkit.jobs.sweep import sweep
@@ -40,6 +41,8 @@ def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     code, out, _ = vitkit(monkeypatch, capsys, "runs", str(tmp_path))
     assert code == 0
     assert "12/12" in out
+    assert "last accuracy" in out
+    assert "best accuracy" in out
     assert len(json.loads(vitkit(monkeypatch, capsys, "runs", str(tmp_path), "--json")[1])) == 3
     code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"))
     assert code == 0
@@ -47,13 +50,44 @@ def test_runs_and_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"))
     assert code == 1
     assert "recipe.lr" in out
+    assert "top1" in out
+    assert "mean_ap" not in out  # neither run has one
     code, out, _ = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "deep" / "c"), "--json")
     assert json.loads(out)["same"] is False
+    lines = (tmp_path / "b" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "metrics.jsonl").write_text("".join(lines[:2]))
+    for pair, which in ((("a", "b"), "second"), (("b", "a"), "first")):
+        code, out, _ = vitkit(monkeypatch, capsys, "diff", *(str(tmp_path / name) for name in pair))
+        assert code == 1
+        assert f"\n  the {which} run ends here" in out
+        assert "null" not in out.partition("first difference")[2]
     code, _, err = vitkit(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "x"))
     assert code == 2
     assert "Expected a run folder" in err
     code, _, err = vitkit(monkeypatch, capsys, "runs", str(tmp_path / "x"))
     assert code == 2
+
+
+def test_a_model_is_listed_by_the_name_of_its_file() -> None:
+    assert short(str(Path("/home/jo/weights/ti16.timm.pth"))) == "ti16.timm.pth"
+    assert short("weights/ti16.safetensors") == "ti16.safetensors"
+    assert short(str(Path("/home/jo/runs/first"))) == "first"
+    for name in ("vit-ti/16", "google/vit-base-patch16-224", "timm/vit_tiny_patch16_224.augreg_in21k", ""):
+        assert short(name) == name
+
+
+def test_what_to_resume_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "r", tiny(steps=1, warmup=0))
+    for command in ("train", "pretrain"):
+        code, _, err = vitkit(monkeypatch, capsys, command, "--resume", str(tmp_path / "r"))
+        assert code == 2
+        assert err.rstrip().endswith(f"To continue a run: vitkit {command} --resume --out {tmp_path / 'r'}")
+        code, _, err = vitkit(monkeypatch, capsys, command, "--resume", "--out", str(tmp_path / "nope"))
+        assert code == 2
+        assert f"There is no run at {tmp_path / 'nope'}." in err
+    assert not (tmp_path / "nope").exists()
 
 
 def test_listing_runs_needs_no_torch(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ from tests.training.tiny import bytes_of, forked, run, tiny
 from vitkit.checkpoints import containers
 from vitkit.cli import main
 from vitkit.data import workers
-from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, OutputError, SaveFailed
+from vitkit.data.decode import bad
+from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, OutputError, SaveFailed, Unreachable
 from vitkit.runtime import stop_requests
 from vitkit.training import loop
+from vitkit.training.failures import advice, explain
 from vitkit.training.lock import locked
 from vitkit.training.objectives import Classify
 from vitkit.training.run_folder import RunFolder
@@ -360,3 +362,15 @@ def test_a_closed_terminal_saves_the_run(tmp_path: Path) -> None:
 def test_exit_codes_tell_failures_apart() -> None:
     codes = {kind: kind("").exit_code for kind in (SaveFailed, LostWorker, OutOfMemory, Diverged, BadImage)}
     assert codes == {SaveFailed: 3, LostWorker: 4, OutOfMemory: 5, Diverged: 2, BadImage: 2}
+
+
+def test_what_to_do_fits_the_image_that_ended_a_run() -> None:
+    """An image that its storage did not deliver may be there on the next attempt; a broken one is not."""
+    broken, away = bad("a.jpg", "truncated"), Unreachable("a.jpg: could not be fetched.")
+    kept = {error: f"Saved. {advice(error, Path('r'))}" for error in (broken, away)}
+    assert str(explain(broken, 3, kept[broken], 1)) == (
+        "a.jpg: truncated. Saved. Leave it out: vitkit train --out r --resume --bad-images skip; or repair it and "
+        "start again with a new --out."
+    )
+    assert str(explain(away, 3, kept[away], 1)).endswith("Saved. Resume with: vitkit train --out r --resume")
+    assert str(explain(broken, 0, "Nothing was saved yet.", 1)) == f"{broken} Nothing was saved yet."

@@ -369,7 +369,7 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert vitkit(monkeypatch, capsys, command, "digits", *how, "--dry-run")[0] == 0
         code, _, err = vitkit(monkeypatch, capsys, command, "digits", "--dry-run", "--resume")
         assert code == 2
-        assert "Expected a folder for the run; got none. Give --out" in " ".join(err.split())
+        assert f"got none. To continue a run: vitkit {command} --resume --out RUN" in " ".join(err.split())
     assert not list(Path().iterdir())
     code, out, _ = vitkit(
         monkeypatch,

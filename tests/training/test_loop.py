@@ -379,8 +379,16 @@ def test_unreadable_images_fail_or_are_skipped_and_named_once(tmp_path: Path) ->
     bad = tmp_path / "data" / "train" / "a" / "3.png"
     bad.write_bytes(b"\x89PNG nothing")
     data, recipe = str(tmp_path / "data"), tiny(steps=6, batch_size=8, warmup=0, val=0.0)
-    with pytest.raises(BadImage, match=r"3\.png"):
+    with pytest.raises(BadImage, match=r"3\.png") as stopped:
         run(tmp_path / "fail", recipe, data=data)
+    said, resume = str(stopped.value), f"vitkit train --out {tmp_path / 'fail'} --resume --bad-images skip"
+    assert "Repair or remove" not in said  # a resumed run would refuse the data without the image
+    assert said.endswith(f" Leave it out: {resume}; or repair it and start again with a new --out.")
+    run(tmp_path / "fail", recipe, data=data, settings={"bad_images": "skip"}, resume=True)
+    (tmp_path / "whole.png").write_bytes(bad.read_bytes())
+    Image.new("L", (8, 8), 60).save(bad)
+    run(tmp_path / "repaired", recipe, data=data)
+    bad.write_bytes((tmp_path / "whole.png").read_bytes())
     run(tmp_path / "whole", recipe, data=data, settings={"bad_images": "skip", "save_every": 1})
     rows = [r for r in RunFolder.open(tmp_path / "whole").metrics() if r["event"] == "skipped"]
     assert len(rows) == 1

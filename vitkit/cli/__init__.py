@@ -126,7 +126,9 @@ class Command(TyperCommand):
             raise
         except BadImage as error:
             if "--bad-images" not in str(error) and any(option.name == "bad_images" for option in self.params):
-                error.args = (f"{error} Or leave out all such images with --bad-images skip.",)
+                text = str(error)
+                joined = f"{text} Or" if text.endswith(".") else f"{text}, or"  # a command stays as it is typed
+                error.args = (f"{joined} leave out all such images with --bad-images skip.",)
             raise
 
 

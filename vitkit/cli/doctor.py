@@ -54,7 +54,7 @@ def doctor(
 ) -> None:
     """Check a data set: unreadable images, files that are not read, classes, duplicates, sizes, and doubtful labels.
 
-    The exit code is 1 if something would stop or mislead training and --fix was not given.
+    The exit code is 1 if something would stop or mislead training; with --fix, if it still would in the cleaned data.
     """
     from vitkit.cli import options as common
     from vitkit.data.clean import check_place, clean
@@ -102,7 +102,9 @@ def doctor(
         for split, renames in cleaned.renamed.items():
             for old, new in renames.items():
                 print(f"  {split}/{old} became {split}/{new}", file=said)
-    elif not report.healthy:
+        for problem in cleaned.problems:
+            print(f"still a problem: {problem.where}: {problem.reason}", file=said)
+    if cleaned.problems if cleaned is not None else not report.healthy:
         raise typer.Exit(1)
 
 
@@ -155,10 +157,7 @@ def show(report: Report) -> None:
     if report.suspects is not None:
         print(f"\n{len(report.suspects)} suspected wrong labels (another class is more probable), most doubtful first:")
         for one in report.suspects[:SHOWN]:
-            print(
-                f"  {one.image.split}/{one.image.name}: {one.image.label} ({one.confidence:.1%}), "
-                f"looks like {one.suggested}"
-            )
+            print(f"  {one.image}: {one.image.label} ({one.confidence:.1%}), looks like {one.suggested}")
         if len(report.suspects) > SHOWN:
             print(f"  ... and {len(report.suspects) - SHOWN} more (--json lists all)")
     _groups("The same photo with different labels" if report.combinations else CONFLICT, conflicts)
@@ -170,7 +169,8 @@ def show(report: Report) -> None:
                 print(f"  {problem.where}: {problem.reason}")
     if report.bad:
         _findings(
-            f"{len(report.bad)} bad images (training stops at them, or skips them with --bad-images skip)",
+            f"{len(report.bad)} bad image{'s' * (len(report.bad) != 1)} (training stops there, or goes on with "
+            f"--bad-images skip)",
             report.bad,
             len(report.bad),
         )
@@ -183,7 +183,7 @@ def _groups(title: str, groups: Sequence[Sequence[Place]]) -> None:
         return
     print(f"\n{title}:")
     for group in groups[:SHOWN]:
-        print("  " + " = ".join(f"{place.split}/{place.name}" for place in group))
+        print("  " + " = ".join(map(str, group)))
     if len(groups) > SHOWN:
         print(f"  ... and {len(groups) - SHOWN} more (--json lists all)")
 
@@ -193,6 +193,6 @@ def _findings(title: str, findings: list[Finding], most: int) -> None:
         return
     print(f"\n{title}:")
     for found in findings[:most]:
-        print(f"  {found.split}/{found.name}: {found.reason}")
+        print(f"  {found}: {found.reason}")
     if len(findings) > most:
         print(f"  ... and {len(findings) - most} more (--json lists all)")

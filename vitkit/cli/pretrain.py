@@ -56,7 +56,7 @@ def pretrain(
     """Train without labels: hide half of the patches and predict what they show. The weights can then be fine-tuned."""
     from vitkit.cli.train import carry_out, folder_of, show_plan
 
-    out = folder_of(out, dry_run and not resume)
+    out = folder_of(out, dry_run, "vitkit pretrain --resume" if resume else "", data)
     size = parse_size(image_size)
 
     from vitkit.jobs.pretrain import choose_recipe, write_picture

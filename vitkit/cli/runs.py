@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # endings of weights
+
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder to search recursively.")] = Path("runs"),
@@ -26,13 +28,24 @@ def runs(
         print(json.dumps([{**asdict(row), "path": str(row.path)} for row in found], indent=1))
         return
     print_table(
-        ["run", "kind", "recipe", "model", "steps#", "loss#", "last#", "best#", "seconds#", "started"],
+        [
+            "run",
+            "kind",
+            "recipe",
+            "model",
+            "steps#",
+            "loss#",
+            "last accuracy#",
+            "best accuracy#",
+            "seconds#",
+            "started",
+        ],
         [
             (
                 row.path,
                 row.kind,
                 row.recipe,
-                row.model,
+                short(row.model),
                 f"{row.step:,}/{row.total:,}" if row.total is not None else "-",
                 number(row.loss),
                 share(row.top1) if row.mean_ap is None else f"mAP {share(row.mean_ap)}",
@@ -66,13 +79,14 @@ def diff(
     else:
         if found.settings:
             print_table(["setting", str(first), str(second)], [(k, *v) for k, v in found.settings.items()])
-        print_table(["result", str(first), str(second)], [(k, *map(number, v)) for k, v in found.numbers.items()])
+        numbers = [(k, *map(number, v)) for k, v in found.numbers.items() if v != (None, None)]
+        print_table(["result", str(first), str(second)], numbers)
         if found.metrics is None:
             print(f"metrics: {found.lines[0]:,} lines, equal except for times")
         else:
             print(f"metrics: {found.lines[0]:,} and {found.lines[1]:,} lines; the first difference:")
-            for line in found.metrics:
-                print(f"  {json.dumps(line)}")
+            for line, which in zip(found.metrics, ("first", "second"), strict=True):
+                print(f"  the {which} run ends here" if line is None else f"  {json.dumps(line)}")
         for which, distance in found.weights.items():
             print(
                 f"{which} weights: "
@@ -86,6 +100,12 @@ def diff(
             )
     if not found.same:
         raise typer.Exit(1)
+
+
+def short(model: str) -> str:
+    """Return the name of a weights file without its folder; a variant or an id of the hub as it is."""
+    path = Path(model)
+    return path.name if path.is_absolute() or path.suffix.lower() in FILES else model
 
 
 def number(value: Any) -> str:

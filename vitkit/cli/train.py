@@ -78,7 +78,7 @@ def train(
 
     if show_augmentations is not None:
         out = out or show_augmentations.with_name(f".vitkit-{show_augmentations.stem}")  # nothing is written there
-    out = folder_of(out, dry_run and not resume)
+    out = folder_of(out, dry_run, "vitkit train --resume" if resume else "", data)
     if "micro_batch" in settings and accumulate is not None:
         raise ConfigError("Expected either --micro-batch or --accumulate; got both. Leave one out.")
     if gpus is not None and (gpus < 1 or not dry_run):
@@ -124,10 +124,21 @@ def train(
     carry_out(ready, report)
 
 
-def folder_of(out: Path | None, dry_run: bool) -> Path:
-    """Return the run's folder; for a new run that is only planned, one that nothing is written to if none is given."""
-    from vitkit.errors import ConfigError
+def folder_of(out: Path | None, dry_run: bool, resume: str = "", data: str | None = None) -> Path:
+    """Return the run's folder; for a new run that is only planned, one that nothing is written to if none is given.
 
+    Args:
+        out: the value of --out.
+        dry_run: whether the run is only planned.
+        resume: the command that resumes a run, if one is to be resumed (default: none is).
+        data: the data as given, which may be the run that was meant.
+    """
+    from vitkit.errors import ConfigError
+    from vitkit.training.run_folder import RunFolder
+
+    if out is None and resume:
+        run = data if data and RunFolder.exists(Path(data).expanduser()) else "RUN"
+        raise ConfigError(f"Expected a folder for the run; got none. To continue a run: {resume} --out {run}")
     if out is None and not dry_run:
         raise ConfigError("Expected a folder for the run; got none. Give --out, such as --out runs/first.")
     return out or Path(".vitkit-plan")

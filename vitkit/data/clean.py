@@ -12,13 +12,15 @@ import csv
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.data.base import NO_LABEL
+from vitkit.data.base import NO_LABEL, SEPARATOR
 from vitkit.data.doctor import Place, Report, place_of
 from vitkit.data.sources import parse
+from vitkit.data.survey import Problem, shown, too_few
 from vitkit.data.table import cells
 from vitkit.errors import DataError, OutputError
 from vitkit.types import Progress
@@ -36,6 +38,7 @@ class Cleaned:
         kept: number of images in it.
         left_out: {path of the image: reason} of every other image.
         renamed: {split: {class folder: the name it got}}.
+        problems: what would still stop training, because only more images can mend it.
     """
 
     out: Path
@@ -43,6 +46,7 @@ class Cleaned:
     kept: int
     left_out: dict[str, str]
     renamed: dict[str, dict[str, str]]
+    problems: list[Problem]
 
 
 def clean(report: Report, out: str | Path, progress: Progress | None = None) -> Cleaned:
@@ -63,7 +67,7 @@ def clean(report: Report, out: str | Path, progress: Progress | None = None) -> 
     rows, left_out = _sorted_out(report)
     if not rows:
         raise DataError(f"No image of {report.data} is left after cleaning. The report says why.")
-    lost = {os.path.join(*image[:2]): why for image, why in left_out.items()}
+    lost = {shown(image.split, image.name): why for image, why in left_out.items()}
     try:
         if listed:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,13 @@ def clean(report: Report, out: str | Path, progress: Progress | None = None) -> 
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
         raise OutputError(f"The cleaned data could not be written to {path}: {error.strerror}.") from error
-    return Cleaned(path, record, len(rows), lost, report.renames)
+    counts = {split: Counter[str]() for split in report.sources}
+    for _, image in rows:
+        counts[image.split].update(image.label.split(SEPARATOR) if report.combinations else [image.label])
+        if report.combinations:
+            del counts[image.split][NO_LABEL]
+    short = [problem for problem in too_few(counts, bool(report.combinations)) if problem.level == "bad"]
+    return Cleaned(path, record, len(rows), lost, report.renames, short)
 
 
 def check_place(data: str | Path, out: str | Path) -> tuple[Path, bool, Path]:

@@ -45,6 +45,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 MAX_PIXELS = 178_956_970  # the limit above which Pillow itself refuses to open a file
 ORIENTATION = 0x0112  # the EXIF tag
 JPEGS = ("JPEG", "MPO")  # MPO: a JPEG followed by a second picture, as phones write it
+REPAIR = "Repair or remove it; `vitkit doctor` finds all such files."
 READY = ("RGB", "L", "RGBA", "LA")  # the modes that `decode` returns
 TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -55,7 +56,6 @@ TURNED = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
 
 # For each orientation: upright (X, Y) -> stored (x, y), in an image stored as w x h.
 STORED: dict[int, Callable[[int, int, int, int], tuple[int, int]]] = {
@@ -101,16 +101,14 @@ def reason(error: BaseException) -> str:
         return f"not an image in a format that vitkit reads ({', '.join(formats())})"
     if isinstance(error, Image.DecompressionBombError):
         return f"declares more than {MAX_PIXELS // 10**6} megapixels (a decompression bomb?)"
-    if isinstance(error, EOFError):
-        return "truncated: the file ends before the image does"
-    if "truncated" in text.lower() or "unexpected end" in text.lower():
-        return f"truncated: {text}"
+    if isinstance(error, EOFError) or "truncated" in text.lower() or "unexpected end" in text.lower():
+        return "truncated: the file is incomplete; copy it again from where it came from"
     return f"{text or type(error).__name__}"
 
 
 def bad(name: str, why: str) -> BadImage:
     """Make the error for one image: its name, the reason, and what to do."""
-    return BadImage(f"{name}: {why}.", "Repair or remove it; `vitkit doctor` finds all such files.")
+    return BadImage(f"{name}: {why}.", REPAIR)
 
 
 def header(raw: bytes, name: str) -> Image.Image:

@@ -22,7 +22,7 @@ from vitkit.data.decode import count_frames, damage, decode, header, orientation
 from vitkit.data.files import FORMATS
 from vitkit.data.near import close_hashes, groups, perceptual_hash
 from vitkit.data.sources import open_splits, parse
-from vitkit.data.survey import Problem, Survey, empty_class, survey
+from vitkit.data.survey import Problem, Survey, empty_class, shown, survey, too_few
 from vitkit.data.workers import default_workers, parallel_map
 from vitkit.errors import BadImage, DataError
 from vitkit.types import Progress
@@ -40,6 +40,9 @@ class Place(NamedTuple):
     split: str
     name: str
     label: str
+
+    def __str__(self) -> str:
+        return shown(self.split, self.name)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class Finding:
     reason: str
     path: str | None = None
     useless: bool = False
+
+    def __str__(self) -> str:
+        return shown(self.split, self.name)
 
 
 @dataclass(frozen=True)
@@ -248,7 +254,7 @@ def examine(spec: str | Path, *, workers: int | None = None, progress: Progress 
     report.near = near_duplicates(readable)
     report.modes = dict(Counter(seen.mode for _, seen in readable).most_common())
     _measure(report, readable)
-    report.problems += _uneven(report)
+    report.problems += too_few(_readable(report), bool(report.combinations)) + _uneven(report)
     report.seconds = time.monotonic() - start
     return report
 
@@ -286,7 +292,7 @@ def surveyed(spec: str | Path) -> Survey:
         raise errors[0]
     for split, source in found.splits.items():
         empty = [name for name, count in source.counts().items() if not count]
-        found.problems += [empty_class(split, f"{split}/{name}") for name in empty]
+        found.problems += [empty_class(split, shown(split, name)) for name in empty]
     return found
 
 
@@ -341,6 +347,19 @@ def _in_order(report: Report, notes: dict[tuple[str, str], list[tuple[str, bool]
             yield from before.get((split, name), ())
             path = _path(source, i) if (split, name) in notes else None
             yield from (Finding(split, name, "note", *note[:1], path, note[1]) for note in notes.get((split, name), ()))
+
+
+def _readable(report: Report) -> dict[str, dict[str, int]]:
+    """Return the number of images in each class of each split that can be read."""
+    bad = {(found.split, found.name) for found in report.bad}
+    result = {split: dict(counts) for split, counts in report.classes.items()}
+    for split, source in report.sources.items() if bad else ():
+        for i, name in enumerate(source.names):
+            if (split, name) in bad:
+                present = np.flatnonzero(source.labels[i]) if source.several else [source.labels[i]]
+                for k in present if source.class_names else ():
+                    result[split][source.class_names[k]] -= 1
+    return result
 
 
 def _uneven(report: Report) -> list[Problem]:

@@ -7,7 +7,7 @@ listing instead: it finds the same images in the same order, and says what else 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from vitkit.data.folder import SPLIT_FOLDERS, Files, files_below
 from vitkit.data.string_table import natural
 from vitkit.errors import BadImage, nearest
 
+MOST = 5  # names of classes in one problem
 HEAD = 64 * 1024  # bytes of a file with another ending that decide whether it is an image
 
 
@@ -101,7 +102,11 @@ def _split(root: Path, word: str, split: str, classes: Sequence[str] | None, fou
     here = _folders(place, found, word)
     if not here:
         found.problems.append(
-            Problem("bad", word or ".", "has no class folders; expected one folder per class, with its images in it.")
+            Problem(
+                "bad",
+                _called(root, word),
+                "has no class folders; expected one folder per class, with its images in it.",
+            )
         )
     order = here if classes is None else [*classes, *(name for name in here if name not in classes)]
     if renames := _same_words(here, classes or here):
@@ -136,6 +141,16 @@ def _split(root: Path, word: str, split: str, classes: Sequence[str] | None, fou
     return list(order)
 
 
+def shown(split: str, name: str) -> str:
+    """Return `split/name`, or the name alone where the data has no splits, as there is no folder `all`."""
+    return name if split == "all" else f"{split}/{name}"
+
+
+def _called(root: Path, word: str) -> str:
+    """Return what a problem calls a folder: its path below the root, or the root's own name."""
+    return word or root.resolve().name or str(root)
+
+
 def empty_class(split: str, where: str) -> Problem:
     """Return the problem of a class without images; training refuses to start without images to train or validate on.
 
@@ -145,6 +160,34 @@ def empty_class(split: str, where: str) -> Problem:
     """
     what = {"val": "validate on", "test": "test on"}.get(split, "train on")
     return Problem("note" if split == "test" else "bad", where, f"empty class: no images to {what}.")
+
+
+def too_few(counts: Mapping[str, Mapping[str, int]], several: bool) -> list[Problem]:
+    """Return the problems of classes with so few images that training would stop.
+
+    Args:
+        counts: {split: {class: images that can be read}}; classes without any have a problem of their own.
+        several: whether images have several labels; then one label is enough.
+    """
+    split = next((name for name in ("train", "all") if name in counts), None)
+    if split is None:  # only to evaluate on
+        return []
+    here = {name: count for name, count in counts[split].items() if count}
+    if len(here) == 1 and not several:
+        reason = f"only one, {next(iter(here))!r}; a classifier needs at least two. Add images of another class."
+        return [Problem("bad", "classes", reason)]
+    single = [name for name, count in here.items() if count == 1]
+    others = {name for name in ("val", "test") if any(counts.get(name, {}).values())}
+    if not single or ("val" in others and not several):
+        return []
+    kind = ("label" if several else "class") if len(single) == 1 else ("labels" if several else "classes")
+    more = f" and {len(single) - MOST} more" if len(single) > MOST else ""
+    where, each = f"{kind} {', '.join(map(repr, single[:MOST]))}{more}", "" if len(single) == 1 else " each"
+    if not others:
+        needed = "one to train on and one to hold out are needed"
+        return [Problem("bad", where, f"only one image{each}; {needed}. Add images, or remove the {kind}.")]
+    needed = "`vitkit probe` needs two" if several else "`vitkit train` needs another to validate on, or --val 0"
+    return [Problem("note", where, f"only one training image{each}; {needed}.")]
 
 
 def _same_words(here: Sequence[str], classes: Sequence[str]) -> dict[str, str]:
@@ -168,7 +211,7 @@ def _folders(place: Path, found: Survey, word: str) -> list[str]:
         with os.scandir(place) as entries:
             names = [entry.name for entry in entries if os.path.isdir(entry.path)]
     except OSError as error:
-        found.problems.append(Problem("bad", word or ".", f"cannot be opened ({error.strerror})."))
+        found.problems.append(Problem("bad", _called(place, word), f"cannot be opened ({error.strerror})."))
         return []
     return sorted((name for name in names if not name.startswith((".", "__"))), key=natural)
 
@@ -184,7 +227,7 @@ def _loose(root: Path, word: str, found: Survey) -> None:
         found.problems.append(
             Problem(
                 "note",
-                word or ".",
+                _called(root, word),
                 f"not read: {images_of(len(images))} outside of any class folder ({', '.join(images[:3])}"
                 f"{', ...' if len(images) > 3 else ''}). Put each into the folder of its class.",
             )

@@ -4,8 +4,8 @@
     image,labels        any number of labels per image, separated by |; an empty cell is an image without labels
     image,cat,dog,...   the same, as one column per label with 0 or 1
 
-Lists of names in a .parquet file are labels too. Every .csv file that vitkit writes passes through `cells`, which keeps
-spreadsheets from running what it says; reading takes that back.
+Semicolons may take the place of the commas. Lists of names in a .parquet file are labels too. Every .csv file that
+vitkit writes passes through `cells`, which keeps spreadsheets from running what it says; reading takes that back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -73,9 +74,17 @@ def of_csv(place: str, file: TextIO, files: MakeFiles) -> Splits:
         files: makes the source of some of its rows.
     """
     try:
-        reader = csv.reader(file)
+        first = file.readline()
+        # Excel separates by semicolons where the comma is the decimal point.
+        mark = ";" if ";" in first and "," not in first else ","
+        reader = csv.reader(chain([first] if first else [], file), delimiter=mark)
         rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"Expected a .csv file in UTF-8 at {place}; it is in another encoding. In a spreadsheet, save it as CSV "
+            f"UTF-8."
+        ) from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"Expected a .csv file in UTF-8 at {place}: {error}.") from error
     if not rows:
         raise DataError(f"Expected the heading path,label and one line per image; {place} is empty.")

@@ -16,6 +16,7 @@ import numpy as np
 from vitkit.data.base import NO_LABEL, SEPARATOR
 from vitkit.errors import InputError
 from vitkit.evaluation.logits import Outputs
+from vitkit.evaluation.measure import wilson
 from vitkit.types import Array
 
 RESAMPLES = 1_000  # of the bootstrap, and fewer for so much data that it would take longer than the model
@@ -30,7 +31,7 @@ class LabelScore:
     Args:
         name: the label.
         ap: average precision; None if no image has the label.
-        ap_ci95: 95% bootstrap interval of `ap`.
+        ap_ci95: 95% interval of `ap`, see `_interval`.
         threshold: probability from which the label counts as present.
         precision: share of the images that get the label that have it.
         recall: share of the images that have the label that get it.
@@ -80,9 +81,9 @@ class LabelMeasures:
     Args:
         n: number of images.
         mean_ap: mAP, the mean of the labels' average precisions.
-        ci95: 95% bootstrap interval of `mean_ap`.
+        ci95: 95% interval of `mean_ap`, see `_interval`.
         micro_f1: F1 over all labels of all images together.
-        micro_f1_ci95: its 95% bootstrap interval.
+        micro_f1_ci95: its 95% interval.
         macro_f1: mean F1 over the labels that have images.
         exact: share of the images that get exactly their labels.
         nll: mean over the images of the binary cross-entropy, summed over the labels.
@@ -223,7 +224,7 @@ def measure_labels(
         LabelScore(
             name=name,
             ap=ap[k],
-            ap_ci95=_interval(aps[k]) if ap[k] is not None else None,
+            ap_ci95=_interval(aps[k], int(support[k])) if ap[k] is not None else None,
             threshold=float(t[k]),
             precision=_share(right[k], given[k]),
             recall=_share(right[k], support[k]),
@@ -236,9 +237,9 @@ def measure_labels(
     return LabelMeasures(
         n=len(y),
         mean_ap=mean_average_precision(p, y),
-        ci95=_interval(means),
+        ci95=_interval(means, len(y)),
         micro_f1=_share(2 * right.sum(), given.sum() + support.sum()),
-        micro_f1_ci95=_interval(micro),
+        micro_f1_ci95=_interval(micro, len(y)),
         macro_f1=float(np.mean([score.f1 for score in scores if score.support] or [0.0])),
         exact=float((y == said).all(1).mean()),
         nll=cross_entropy(outputs.logits, y),
@@ -302,8 +303,20 @@ def _bootstrap(p: Array, y: Array, said: Array, R: int, seed: int) -> tuple[Arra
     return aps, np.divide(2 * right, both, out=np.zeros(R), where=both > 0)
 
 
-def _interval(values: Array) -> tuple[float, float]:
-    low, high = np.quantile(values[~np.isnan(values)], (0.025, 0.975))
+def _interval(values: Array, n: int) -> tuple[float, float]:
+    """Return the interval that holds 95% of the values of the bootstrap.
+
+    Without a single mistake, or without anything right, all resamples are alike and say nothing of other images. The
+    interval is then Wilson's, of as many images that are all right or all wrong.
+
+    Args:
+        values: [R] the measure on each resample; NaN where it has none.
+        n: images that the measure is a mean over.
+    """
+    found = values[~np.isnan(values)]
+    low, high = np.quantile(found, (0.025, 0.975))
+    if low == high and low in (0, 1):
+        return wilson(float(low), n)
     return float(low), float(high)
 
 

@@ -11,6 +11,8 @@ from vitkit.errors import DataError
 from vitkit.evaluation.names import imagenet
 from vitkit.types import Array
 
+MOST = 10  # classes that a message lists in full
+
 
 def match_classes(data: Sequence[str], outputs: Sequence[str]) -> Array:
     """Find the model's output for each class of a data set.
@@ -32,15 +34,18 @@ def match_classes(data: Sequence[str], outputs: Sequence[str]) -> Array:
         found = [table.get(_number(name) if kind == "index" else normal(name)) for name in data]
         if None not in found and len(set(found)) == len(found):
             return np.array(found, np.int64)
-        matched[kind] = sum(k is not None for k in found)
-    kind = max(matched, key=lambda kind: matched[kind])
-    lost = next((name for name in data if normal(name) not in tables["name"]), None)
+        matched[kind] = found
+    kind = max(matched, key=lambda kind: sum(k is not None for k in matched[kind]))
+    lost = next((name for name, k in zip(data, matched[kind]) if k is None), None)
+    listed = ", ".join(outputs if K <= MOST else [*outputs[:3], "..."])
     raise DataError(
-        f"Expected each class of the data to be one of the model's {K}; {matched[kind]} of the data's {len(data)} "
-        f"classes match by {kind}, "
+        f"Expected each class of the data to be one of the model's {K}; {sum(k is not None for k in matched[kind])} of "
+        f"the data's {len(data)} classes match by {kind}, "
         + (f"but {lost!r} does not" if lost is not None else "but two of them match the same class")
-        + f". The model's classes are {', '.join(outputs[:3])}, ...: use matching data or weights, rename the data's "
-        f"classes to the model's names or indices, or pass --in-order if both list the same classes in the same order."
+        + f". The model's classes are {listed}: use matching data or weights, "
+        + ("" if len(data) == K else "or ")
+        + "rename the data's classes to the model's names or indices"
+        + (", or pass --in-order if both list the same classes in the same order." if len(data) == K else ".")
     )
 
 

@@ -152,10 +152,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         settings,
         next((pair for pair in pairs if pair[0] != pair[1]), None),
         (len(lines[0]), len(lines[1])),
-        {
-            name: (getattr(rows[0], name), getattr(rows[1], name))
-            for name in ("step", "loss", "top1", "mean_ap", "best")
-        },
+        {name: (getattr(rows[0], name), getattr(rows[1], name)) for name in COMPARED},
         {
             which: _distance(one.path / f"{which}.safetensors", two.path / f"{which}.safetensors")
             for which in KINDS

@@ -17,6 +17,7 @@ from vitkit.jobs.report import evaluation_of
 from vitkit.model.backbone import Backbone
 from vitkit.model.config import variant_of
 from vitkit.model.count import parameters
+from vitkit.reports.render import data_name, images_of
 from vitkit.training.run_folder import RunFolder
 
 NAME = "owner/name"  # placeholder for the model id in a card
@@ -56,9 +57,9 @@ def card(run: RunFolder, model: Backbone, name: str = NAME, licence: str | None 
     info, found = run.info, evaluation_of(run)
     data = info.get("data", {})
     terms, title = licence or model.licence, run.path.resolve().name if name == NAME else name.rpartition("/")[2]
-    spoken = Path(str(data.get("spec", "")).rpartition(":")[2]).name or "unknown data"  # no path of this machine
+    spoken = data_name(data.get("spec", "")) or "unknown data"  # no path of this machine
     sections = [
-        _front_matter(title, terms, found, spoken),
+        _front_matter(title, terms, found),
         f"# {_plain(title)}\n\n"
         f"{variant_of(model.config) or 'A Vision Transformer'} with {parameters(model.config):,} parameters, "
         f"{'fitted to frozen features' if info.get('kind') == 'probe' else 'trained'} by "
@@ -84,7 +85,7 @@ def _plain(text: object) -> str:
     return " ".join(str(text).split()).translate(SPECIAL)
 
 
-def _front_matter(title: str, terms: str, found: Mapping[str, Any] | None, data: str) -> str:
+def _front_matter(title: str, terms: str, found: Mapping[str, Any] | None) -> str:
     values: dict[str, Any] = {
         "library_name": "vitkit",
         "pipeline_tag": "image-classification",
@@ -99,7 +100,7 @@ def _front_matter(title: str, terms: str, found: Mapping[str, Any] | None, data:
                 "results": [
                     {
                         "task": {"type": "image-classification"},
-                        "dataset": {"name": data, "type": "custom"},
+                        "dataset": {"name": data_name(found.get("data", "")) or "unknown data", "type": "custom"},
                         "metrics": [_metric(found)],
                     }
                 ],
@@ -135,7 +136,7 @@ def _results(found: Mapping[str, Any] | None) -> str:
         return _label_results(found)
     low, high = found["ci95"]
     lines = [
-        f"## Results\n\nOn {found['n']:,} images ({_plain(found['part'])}):\n",
+        f"## Results\n\nOn {found['n']:,} images ({_plain(images_of(found))}):\n",
         "| measure | value | 95% interval |",
         "|---|---|---|",
         f"| top-1 accuracy | {found['top1']:.1%} | {low:.1%} to {high:.1%} |",
@@ -154,7 +155,7 @@ def _results(found: Mapping[str, Any] | None) -> str:
 def _label_results(found: Mapping[str, Any]) -> str:
     (low, high), (least, most) = found["ci95"], found["micro_f1_ci95"]
     lines = [
-        f"## Results\n\nOn {found['n']:,} images ({_plain(found['part'])}), at the thresholds below:\n",
+        f"## Results\n\nOn {found['n']:,} images ({_plain(images_of(found))}), at the thresholds below:\n",
         "| measure | value | 95% interval |",
         "|---|---|---|",
         f"| mAP | {found['mean_ap']:.1%} | {low:.1%} to {high:.1%} |",

@@ -132,6 +132,8 @@ def prepare(
     stored = _stored_info(out, resume)
     data = data if data is not None else RunFolder(out, stored).data
     if not str(data):
+        if resume and not stored:
+            raise ConfigError(f"There is no run at {out}. `vitkit runs` lists your runs; a new run needs its data.")
         raise ConfigError("Give the data to train on: a folder of images, or a name such as digits.")
     recipe = Recipe.from_dict(recipe) if isinstance(recipe, Mapping) else recipe
     model = config_from_dict(model) if isinstance(model, Mapping) else model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitkit.reports.render import share
+from vitkit.reports.render import images_of, share
 
 MAP_CURVE = (
     "Mean of the labels' average precisions on the validation split. It depends on the order of the images by "
@@ -23,7 +23,7 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "at": found["mean_ap"],
-        "says": f"{exact:,} of {n:,} image{'' if n == 1 else 's'} of {found['part']} get exactly their labels.",
+        "says": f"{exact:,} of {n:,} image{'' if n == 1 else 's'} of {images_of(found)} get exactly their labels.",
         "means": f"On other images of this kind, expect an mAP of {low:.1%} to {high:.1%} (95% confidence interval).",
         "facts": [
             ("What it misses", _most(found["missed"], "missed on {} of {} image{} that have it", "It misses nothing.")),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -57,6 +59,21 @@ def number(value: float | None) -> str:
 def whole(value: float | None) -> str:
     """Format a number without decimals and with thousands separators; None becomes a dash."""
     return "–" if value is None else f"{value:,.0f}"
+
+
+def data_name(spec: object) -> str:
+    """Return the short name of a data set: the last part of its path, or its source; empty if it has none."""
+    kind, _, place = str(spec).rpartition(":")
+    name = Path(place).name
+    return (name or kind) if name != ".." else ""
+
+
+def images_of(found: Mapping[str, Any]) -> str:
+    """Say which images were evaluated: the part, and the data, which need not be the data of the run."""
+    part, data = str(found["part"]), data_name(found.get("data", ""))
+    if not data:
+        return part
+    return data + part.removeprefix("all images") if part.startswith("all images") else f"{part} of {data}"
 
 
 def millions(count: int) -> str:

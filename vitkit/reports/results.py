@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,11 @@ import numpy as np
 from vitkit.data.base import Source
 from vitkit.data.preprocess import preprocess
 from vitkit.errors import BadImage
+from vitkit.evaluation.measure import wilson
 from vitkit.explanations import draw
 from vitkit.explanations.common import PlotOptions
 from vitkit.explanations.plots import PLOTS
-from vitkit.reports.render import headed, picture, share, thumbnail
+from vitkit.reports.render import headed, images_of, picture, share, thumbnail
 
 MOST_WRONG = 12  # wrong predictions shown with their images
 FEWEST = 10  # images that a point of the reliability diagram stands for, at least
@@ -39,7 +39,7 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "at": found["top1"],
-        "says": f"{right:,} of {n:,} {one} of {found['part']} are classified correctly.",
+        "says": f"{right:,} of {n:,} {one} of {images_of(found)} are classified correctly.",
         "means": f"On other images of this kind, expect {low:.1%} to {high:.1%} (95% confidence interval).",
         "facts": [("What it confuses", confuses(found)), *([("How sure to be", sure)] if sure else [])],
     }
@@ -94,13 +94,6 @@ def merged(bins: Sequence[Mapping[str, Any]], fewest: int = FEWEST) -> list[tupl
         (c, a, m), (d, e, n) = result[-2:]
         result[-2:] = [[(c * m + d * n) / (m + n), (a * m + e * n) / (m + n), m + n]]
     return [(c, a, int(m)) for c, a, m in result]
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of n images (Wilson, 1927)."""
-    z = 1.96
-    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 def results(found: Mapping[str, Any]) -> dict[str, Any]:

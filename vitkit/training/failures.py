@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from vitkit.errors import Diverged, LostWorker, OutOfMemory, OutputError, SaveFailed, VitkitError
+from vitkit.data.decode import REPAIR
+from vitkit.errors import BadImage, Diverged, LostWorker, OutOfMemory, OutputError, SaveFailed, VitkitError
 from vitkit.runtime import out_of_memory
+
+RESUME = "--resume"
 
 
 class Stopped(Exception):
@@ -15,6 +19,24 @@ class Stopped(Exception):
 def rescuable(error: Exception) -> bool:
     """Return whether to save the run before it ends: not after a NaN, and not if saving is what failed."""
     return not isinstance(error, Diverged | OutputError)
+
+
+def advice(error: Exception, out: Path) -> str:
+    """Return how to continue a run that an error ended.
+
+    Args:
+        error: the error.
+        out: the run's folder, in which something is saved.
+    """
+    command = f"vitkit train --out {out} {RESUME}"
+    if _broken(error):  # without the image, or with another in its place, it is other data, which resuming refuses
+        return f"Leave it out: {command} --bad-images skip; or repair it and start again with a new --out."
+    return f"Resume with: {command}"
+
+
+def _broken(error: Exception) -> bool:
+    """Return whether an image ended the run that cannot be read, however often one tries."""
+    return isinstance(error, BadImage) and REPAIR in str(error)
 
 
 def explain(error: Exception, step: int, kept: str, processes: int) -> Exception:
@@ -36,6 +58,8 @@ def explain(error: Exception, step: int, kept: str, processes: int) -> Exception
         return OutputError(f"Nobody reads the output any more, so the run stopped. {kept}".strip())
     if isinstance(error, OutputError):
         return SaveFailed(f"{error} {kept}".strip())
+    if _broken(error) and RESUME in kept:  # what to do is said with what is kept
+        return BadImage(f"{str(error).replace(REPAIR, '').strip()} {kept}")
     if isinstance(error, VitkitError):
         return type(error)(f"{error} {kept}".strip())
     if out_of_memory(error):

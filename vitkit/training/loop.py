@@ -28,7 +28,7 @@ from vitkit.errors import Diverged, LostWorker
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Fetched, Runtime, stop_requests
 from vitkit.training.calendar import Calendar
-from vitkit.training.failures import Stopped, explain, rescuable
+from vitkit.training.failures import Stopped, advice, explain, rescuable
 from vitkit.training.gradients import Gradients
 from vitkit.training.metrics import Clock, Trackers
 from vitkit.training.objectives import Objective
@@ -303,7 +303,7 @@ class Loop:
                 self._note(f"The latest step cannot be saved: {failed}")
         if not self.runtime.main or not self.run.path.is_dir():  # what a folder holds that has moved is not known
             return ""
-        resume = f"Resume with: vitkit train --out {self.run.path} --resume"
+        resume = advice(error, self.run.path)
         if self._consistent is not None and rescuable(error) and not self.runtime.sharded:
             self.progress = self._consistent
             self.optimizer.zero_grad(set_to_none=True)  # memory

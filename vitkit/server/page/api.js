@@ -22,7 +22,9 @@ export class Problem extends Error {
     this.kind = kind;
     this.headline = HEADLINES[kind] ?? "That did not work.";
     // The advice after the reason is for programs; CURES has advice for this page.
-    this.detail = [sentence.split(" Send the file again")[0], CURES[kind]].filter(Boolean).join(" ");
+    // A truncated file is in a format that is read, and its reason says what to do.
+    const cure = sentence.includes(": truncated: ") ? "" : CURES[kind];
+    this.detail = [sentence.split(" Send the file again")[0], cure].filter(Boolean).join(" ");
     this.retryAfter = retryAfter;
   }
 }
