@@ -66,7 +66,7 @@ def save(
         raise OutputError(
             f"Expected a file ending in {' or '.join(row.suffixes)} for the {dialect} dialect; got {str(path)!r}."
         )
-    with staging(path.parent) as private:
+    with staging(path.parent, named=path) as private:
         file = private / path.name
         if dialect == "native":
             containers.write(tensors, file, {"vitkit": sidecar.describe(config, spec, extra=extra, **terms)})

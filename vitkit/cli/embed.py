@@ -48,6 +48,7 @@ def embed(
     overrides: dict[str, Any],
 ) -> None:
     """Compute the features of a data set and cache them; cached features are not computed again."""
+    from vitkit.checkpoints.outputs import check_file
     from vitkit.cli import on_ray
     from vitkit.cli import options as common
     from vitkit.features.choice import choose
@@ -65,6 +66,7 @@ def embed(
         return
     if out is not None:
         check(Path(out))
+        check_file(out)
     sources = job.parts_of(data, split)
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,10 +63,14 @@ def predict(
         how = {"batch_size": batch_size, "workers": workers, "device": device, "precision": "fp32"}
         on_ray.run("predict", on_ray.load(weights, overrides), parts, folder, as_json, about, **how)
         return
+    from vitkit.checkpoints.outputs import check_file
+
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
-    if out is not None and (as_json or as_csv or Path(out).suffix.lower() != ".csv"):
-        raise ConfigError(f"Expected --out FILE.csv without --json and --csv; got {out}.")
+    if out is not None and (as_json or as_csv):
+        raise ConfigError(f"Expected --out or --{'json' if as_json else 'csv'}; got both. Leave one out.")
+    if out is not None:
+        check_file(out, (".csv",), "--out")
     from vitkit.cli import options as common
     from vitkit.data.table import cells
     from vitkit.evaluation.predict import Images, predictions, runs

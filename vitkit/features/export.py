@@ -81,7 +81,7 @@ def check(path: Path) -> None:
         path: the file.
     """
     if path.suffix not in (".npz", ".parquet"):
-        raise ConfigError(f"Expected a file name that ends in .npz or .parquet; got {path.name!r}.")
+        raise ConfigError(f"Expected a file name that ends in .npz or .parquet; got {str(path)!r}.")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401

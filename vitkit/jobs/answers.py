@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.data.base import SEPARATOR
 from vitkit.data.table import cells
 from vitkit.evaluation.predict import Images, Prediction, predictions
@@ -55,8 +55,8 @@ def write_answers(
     path, bad, none = Path(out).expanduser(), dict[str, str](), 0
     columns = LABEL_COLUMNS if model.input_spec.several else COLUMNS
     with (
-        staging(path.parent) as beside,
-        open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        writing(path) as private,
+        open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(columns)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.data.doctor import Report, Suspect, examine, place_of
 from vitkit.data.near import close_features, groups
 from vitkit.errors import DataError
@@ -125,6 +125,6 @@ def write_page(report: Report, path: str | Path) -> Path:
         path: the file.
     """
     path = Path(path).expanduser()
-    with staging(path.parent) as beside:
-        (beside / path.name).write_text(doctor_page(report), encoding="utf-8", errors="surrogateescape")
+    with writing(path) as private:
+        private.write_text(doctor_page(report), encoding="utf-8", errors="surrogateescape")
     return path

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.data.base import Source
 from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.gpu import Decode
@@ -113,6 +113,6 @@ def embed(
         for name, source in sources.items()
     }
     if path is not None and (runtime is None or runtime.main):
-        with staging(path.parent) as beside:
-            export(parts, beside / path.name)
+        with writing(path) as private:
+            export(parts, private)
     return Embedding(parts, path)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitkit.checkpoints import load
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.data.base import Source, Subset
 from vitkit.data.sources import open_splits
 from vitkit.errors import UnreadableFile, VitkitError
@@ -167,8 +167,8 @@ def _evaluated(
 
 
 def _write(path: Path, text: str) -> Path:
-    with staging(path.parent) as beside:
-        (beside / path.name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    with writing(path) as private:
+        private.write_text(text, encoding="utf-8", errors="surrogateescape")
     return path
 
 

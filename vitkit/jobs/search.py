@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.data.base import Source
 from vitkit.data.batch import BadImages
 from vitkit.data.near import close_features, groups
@@ -187,9 +188,7 @@ def check_export(path: str | Path) -> None:
     Args:
         path: the file.
     """
-    if Path(path).suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"Expected a file name that ends in .csv or .parquet; got {Path(path).name!r}.")
-    if Path(path).suffix == ".parquet":
+    if check_file(path, (".csv", ".parquet"), "--export").suffix.lower() == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
@@ -209,9 +208,9 @@ def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
     for row in rows:
         if Path(row["filepath"]).exists():
             row["filepath"] = str(Path(row["filepath"]).absolute())
-    with staging(path.parent) as beside:
-        if path.suffix == ".csv":
-            with open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with writing(path) as private:
+        if path.suffix.lower() == ".csv":
+            with open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 writer.writerows(cells(row[name] for name in COLUMNS) for row in rows)
@@ -220,5 +219,5 @@ def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
 
             arrow: Any = pyarrow
             table = arrow.table({name: [row[name] for row in rows] for name in COLUMNS})
-            arrow.parquet.write_table(table, beside / path.name)
+            arrow.parquet.write_table(table, private)
     return path

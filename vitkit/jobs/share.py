@@ -11,7 +11,7 @@ from typing import Any
 
 import vitkit
 from vitkit.checkpoints import hub, load, save, to_dialect
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.errors import CannotExpress, ConfigError
 from vitkit.jobs.report import evaluation_of
 from vitkit.model.backbone import Backbone
@@ -36,11 +36,11 @@ def write_card(run: str | Path, out: str | Path | None = None, *, name: str = NA
     """
     folder = RunFolder.open(run)
     path = Path(out).expanduser() if out is not None else folder.path / "README.md"
-    with staging(path.parent) as beside:
+    with writing(path) as private:
         model = load(folder.path)
         with folder.reading():
             text = card(folder, model, name, licence)
-        (beside / path.name).write_text(text, encoding="utf-8", errors="replace")
+        private.write_text(text, encoding="utf-8", errors="replace")
     return path
 
 

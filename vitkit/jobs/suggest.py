@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
 from vitkit.data.table import cells
 from vitkit.errors import ConfigError
 from vitkit.evaluation.names import class_names
@@ -109,8 +109,8 @@ def write_list(found: Suggestions, path: str | Path) -> Path:
     """
     path = Path(path).expanduser()
     with (
-        staging(path.parent) as beside,
-        open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        writing(path) as private,
+        open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("path", "guess", "margin", "label"))

@@ -1,0 +1,81 @@
+"""What commands write: names are checked before the work, and nothing is replaced that cannot be made again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from tests.features.samples import photos, saved
+from vitkit.cli import main
+
+Run = tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights, photos, and a run."""
+    root = tmp_path_factory.mktemp("outputs")
+    photos(root / "set", {"train": 4, "test": 2})
+    saved(root)
+    vitkit.probe(root / "tiny.safetensors", root / "set", root / "run", cache=root / "cache", workers=0)
+    return root
+
+
+@pytest.fixture
+def call(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """A function that runs a command in an empty folder; RUN, DATA, PHOTO and WEIGHTS are those of `place`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITKIT_CACHE", str(place / "cache"))
+    names = {"RUN": "run", "DATA": "set", "PHOTO": "set/test/red/0.png", "WEIGHTS": "tiny.safetensors"}
+
+    def run(words: str) -> Run:
+        given = (str(place / names[word]) if word in names else word for word in words.split())
+        monkeypatch.setattr(sys, "argv", ["vitkit", *given])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return run
+
+
+def refused(run: Run, *words: str) -> None:
+    """Check that a command ended with one sentence, before it had done anything that shows."""
+    code, out, err = run
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("predict RUN PHOTO --out a.xlsx", "--out must end in .csv; got 'a.xlsx'."),
+        ("predict RUN PHOTO --out folder", "--out must end in .csv; got 'folder'."),
+        ("predict RUN PHOTO --out folder.csv", "Could not write to folder.csv: it is a folder."),
+        ("predict RUN PHOTO --out file/a.csv", "Could not write to file/a.csv: part of the path is a file"),
+        ("predict RUN PHOTO --out a.csv --json", "Expected --out or --json; got both."),
+        ("suggest RUN DATA --out a.txt", "--out must end in .csv; got 'a.txt'."),
+        ("search DATA PHOTO --from WEIGHTS --export .", "--export must end in .csv or .parquet; got '.'."),
+        ("search DATA PHOTO --from WEIGHTS --export file/a.csv", "Could not write to file/a.csv:"),
+        ("embed DATA --from WEIGHTS --out .", "ends in .npz or .parquet; got '.'."),
+        ("embed DATA --from WEIGHTS --out file/a.npz", "Could not write to file/a.npz:"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_said_as_it_was_given(call, words: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    Path("file").write_text("", encoding="utf-8")
+    Path("folder").mkdir()
+    Path("folder.csv").mkdir()
+    before = sorted(Path().rglob("*"))
+    refused(call(words), says)
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
+def test_a_folder_in_which_nothing_can_be_made(call) -> None:  # type: ignore[no-untyped-def]
+    refused(call("predict RUN PHOTO --out /proc/x.csv"), "Could not write to /proc/x.csv: nothing can be created")
