@@ -63,14 +63,21 @@ def refused(run: Run, *words: str) -> None:
         ("suggest RUN DATA --out a.txt", "--out must end in .csv; got 'a.txt'."),
         ("search DATA PHOTO --from WEIGHTS --export .", "--export must end in .csv or .parquet; got '.'."),
         ("search DATA PHOTO --from WEIGHTS --export file/a.csv", "Could not write to file/a.csv:"),
+        ("report RUN --out photo.jpg", "--out must end in .html or .htm; got 'photo.jpg'."),
+        ("card RUN --out photo.jpg", "--out must end in .md; got 'photo.jpg'."),
+        ("doctor DATA --page photo.jpg", "--page must end in .html or .htm; got 'photo.jpg'."),
+        ("doctor DATA --page folder.html", "Could not write to folder.html: it is a folder."),
+        ("report RUN --out folder.html", "Could not write to folder.html: it is a folder."),
+        ("report RUN --out file/a.html", "Could not write to file/a.html: part of the path is a file"),
+        ("runs . --html photo.jpg", "--html must end in .html or .htm; got 'photo.jpg'."),
         ("embed DATA --from WEIGHTS --out .", "ends in .npz or .parquet; got '.'."),
         ("embed DATA --from WEIGHTS --out file/a.npz", "Could not write to file/a.npz:"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_said_as_it_was_given(call, words: str, says: str) -> None:  # type: ignore[no-untyped-def]
     Path("file").write_text("", encoding="utf-8")
-    Path("folder").mkdir()
-    Path("folder.csv").mkdir()
+    for folder in ("folder", "folder.csv", "folder.html"):
+        Path(folder).mkdir()
     before = sorted(Path().rglob("*"))
     refused(call(words), says)
     assert sorted(Path().rglob("*")) == before

@@ -34,6 +34,16 @@ def check_file(path: str | Path, endings: Sequence[str] = (), option: str = "") 
     return file
 
 
+def check_page(path: str | Path, option: str = "--out") -> Path:
+    """Refuse the name of a page that cannot be written; return it with `~` expanded. See `check_file`.
+
+    Args:
+        path: the file, as the user named it.
+        option: the option that names it (default: --out).
+    """
+    return check_file(path, (".html", ".htm"), option)
+
+
 def check_folder(path: str | Path) -> Path:
     """Refuse a folder that cannot be written to, be it there or not; return it with `~` expanded.
 
@@ -51,7 +61,7 @@ def check_folder(path: str | Path) -> Path:
 
 
 def _try_to_write(folder: Path, named: str | Path) -> None:
-    """Make and remove something in a folder, or in the nearest one above it that exists: permissions tell too little."""
+    """Make and remove something in a folder, or the nearest one above it that exists: permissions say too little."""
     there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), Path())
     try:
         if not os.path.isdir(there):

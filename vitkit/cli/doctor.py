@@ -63,6 +63,10 @@ def doctor(
 
     if fix is not None:
         check_place(data, fix)
+    if page is not None:
+        from vitkit.checkpoints.outputs import check_page
+
+        check_page(page, "--page")
     if weights is None and overrides:
         raise ConfigError(f"--{next(iter(overrides)).replace('_', '-')} needs weights: give them with --from.")
     with common.progress_bar("decoding") as tell:

@@ -12,6 +12,7 @@ from typing import Any
 import vitkit
 from vitkit.checkpoints import hub, load, save, to_dialect
 from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.errors import CannotExpress, ConfigError
 from vitkit.jobs.report import evaluation_of
 from vitkit.model.backbone import Backbone
@@ -35,7 +36,7 @@ def write_card(run: str | Path, out: str | Path | None = None, *, name: str = NA
         licence: licence of the weights (default: what the weights they started from state).
     """
     folder = RunFolder.open(run)
-    path = Path(out).expanduser() if out is not None else folder.path / "README.md"
+    path = check_file(out if out is not None else folder.path / "README.md", (".md",), "--out")
     with writing(path) as private:
         model = load(folder.path)
         with folder.reading():
