@@ -86,3 +86,60 @@ def test_a_name_that_cannot_be_written_is_said_as_it_was_given(call, words: str,
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
 def test_a_folder_in_which_nothing_can_be_made(call) -> None:  # type: ignore[no-untyped-def]
     refused(call("predict RUN PHOTO --out /proc/x.csv"), "Could not write to /proc/x.csv: nothing can be created")
+
+
+def test_suggest_keeps_the_labels_that_were_filled_in(call, place: Path) -> None:  # type: ignore[no-untyped-def]
+    words = "suggest RUN DATA --count 3 --workers 0 --out to-label.csv"
+    out = Path("to-label.csv")
+    assert call(words)[0] == 0
+    empty = out.read_text(encoding="utf-8")
+    assert call(words)[0] == 0  # nothing is lost
+    assert out.read_text(encoding="utf-8") == empty
+    filled = empty.replace(",\n", ",red\n", 2)
+    out.write_text(filled, encoding="utf-8")
+    refused(call(words), "a list without labels to replace; to-label.csv has 2 labels filled in", "Give another name")
+    assert out.read_text(encoding="utf-8") == filled
+    out.write_text(filled.replace(",", ";"), encoding="utf-8-sig")  # as a spreadsheet may save it
+    refused(call(words), "Expected a new file", "path;guess;margin;label")
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("predict RUN PHOTO --out table.csv", "image,class,index,probability,distance,error\n"),
+        ("predict RUN PHOTO --out table.csv", "image,labels,probabilities,error\n"),
+        (
+            "search DATA PHOTO --from WEIGHTS --workers 0 --export table.csv",
+            "query,rank,filepath,split,label,similarity\n",
+        ),
+        ("suggest RUN DATA --workers 0 --out table.csv", "path,guess,margin,label\n"),
+    ],
+)
+def test_a_table_is_replaced_by_one_with_the_same_columns_only(call, words: str, own: str) -> None:  # type: ignore[no-untyped-def]
+    table = Path("table.csv")
+    for other, says in (
+        ("name,price\ntea,3\n", "table.csv has the columns name, price"),
+        ("\ufeffname;price\n", "table.csv has the columns name;price"),
+        ("\udcff\udcd8", "table.csv is another kind of file"),
+    ):
+        table.write_text(other, encoding="utf-8", errors="surrogateescape")
+        before = table.read_bytes()
+        refused(call(words), "Expected a new file, or one with the columns", says, "delete it first")
+        assert table.read_bytes() == before
+    for replaceable in ("", own):
+        table.write_text(replaceable, encoding="utf-8")
+        assert call(words)[0] == 0
+        assert len(table.read_text(encoding="utf-8").splitlines()) > 1
+
+
+def test_features_replace_features_only(call) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("pyarrow")
+    embed = "embed DATA --from WEIGHTS --workers 0 --out"
+    for name in ("e.npz", "e.parquet"):
+        assert call(f"{embed} {name}")[0] == 0
+        assert call(f"{embed} {name}")[0] == 0
+    vitkit.save(vitkit.create("vit-ti/16", num_hidden_layers=1, image_size=32, num_classes=2), "w.npz", "google")
+    refused(call(f"{embed} w.npz"), "w.npz has the columns ", "delete it first")
+    refused(call("search DATA PHOTO --from WEIGHTS --export e.parquet"), "e.parquet has the columns name, part")
+    Path("junk.npz").write_bytes(b"junk")
+    refused(call(f"{embed} junk.npz"), "junk.npz is another kind of file")

@@ -63,18 +63,17 @@ def predict(
         how = {"batch_size": batch_size, "workers": workers, "device": device, "precision": "fp32"}
         on_ray.run("predict", on_ray.load(weights, overrides), parts, folder, as_json, about, **how)
         return
-    from vitkit.checkpoints.outputs import check_file
-
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
     if out is not None and (as_json or as_csv):
         raise ConfigError(f"Expected --out or --{'json' if as_json else 'csv'}; got both. Leave one out.")
+    from vitkit.jobs.answers import check_out, write_answers
+
     if out is not None:
-        check_file(out, (".csv",), "--out")
+        check_out(out)
     from vitkit.cli import options as common
     from vitkit.data.table import cells
     from vitkit.evaluation.predict import Images, predictions, runs
-    from vitkit.jobs.answers import write_answers
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 

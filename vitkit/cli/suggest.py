@@ -35,7 +35,6 @@ def suggest(
     overrides: dict[str, Any],
 ) -> None:
     """Suggest photos to label next: those that the model is unsure about, and that differ from each other."""
-    from vitkit.checkpoints.outputs import check_file
     from vitkit.cli import options as common
     from vitkit.evaluation.predict import Images
     from vitkit.jobs import suggest as job
@@ -43,7 +42,7 @@ def suggest(
     from vitkit.runtime import Runtime
 
     if out is not None:
-        check_file(out, (".csv",), "--out")
+        job.check_list(out)
     source = Images(images)
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)

@@ -22,6 +22,7 @@ from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill
 from vitkit.features.search import vectors
 from vitkit.jobs.embed import parts_of
+from vitkit.jobs.tables import check_replaced
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
 from vitkit.types import Tick
@@ -183,16 +184,18 @@ def _hit(query: str, rank: int, place: tuple[str, Source, int], similarity: floa
 
 
 def check_export(path: str | Path) -> None:
-    """Refuse a file that cannot be written, before any work is done.
+    """Refuse a file that cannot be written or is no former output, before any work is done.
 
     Args:
         path: the file.
     """
-    if check_file(path, (".csv", ".parquet"), "--export").suffix.lower() == ".parquet":
+    file = check_file(path, (".csv", ".parquet"), "--export")
+    if file.suffix.lower() == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise MissingDependency("Writing Parquet needs pyarrow: pip install 'vitkit[data]'") from error
+    check_replaced(file, COLUMNS)
 
 
 def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
