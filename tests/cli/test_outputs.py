@@ -143,3 +143,26 @@ def test_features_replace_features_only(call) -> None:  # type: ignore[no-untype
     refused(call("search DATA PHOTO --from WEIGHTS --export e.parquet"), "e.parquet has the columns name, part")
     Path("junk.npz").write_bytes(b"junk")
     refused(call(f"{embed} junk.npz"), "junk.npz is another kind of file")
+
+
+def test_convert_replaces_nothing(call) -> None:  # type: ignore[no-untyped-def]
+    model = vitkit.create("vit-ti/16", num_hidden_layers=1, image_size=32, num_classes=2)
+    vitkit.save(model, "own.safetensors")
+    vitkit.save(model, "hf", "huggingface")
+    Path("link.safetensors").symlink_to("own.safetensors")
+    Path("notes.npz").write_bytes(b"not weights")
+    before = {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+    for words, said in (
+        ("own.safetensors own.safetensors", "own.safetensors exists"),
+        ("own.safetensors ../{here}/own.safetensors", "own.safetensors exists"),
+        ("own.safetensors link.safetensors", "link.safetensors exists"),
+        ("hf hf --to huggingface", "Expected a new folder to write; hf/model.safetensors exists"),
+        ("RUN notes.npz --to google", "Expected a new file to write; notes.npz exists. Choose another name"),
+        ("own.safetensors notes.npz/x.npz --to google", "notes.npz/x.npz: part of the path is a file"),
+        ("nowhere.safetensors a.npz --to timm", "Expected a file ending in .pth"),  # before the weights are read
+    ):
+        refused(call("convert " + words.format(here=Path().absolute().name)), said)
+    assert {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()} == before
+    assert call("convert own.safetensors new.npz --to google")[0] == 0
+    Path("empty").mkdir()
+    assert call("convert own.safetensors empty --to huggingface")[0] == 0
