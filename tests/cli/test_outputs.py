@@ -166,3 +166,20 @@ def test_convert_replaces_nothing(call) -> None:  # type: ignore[no-untyped-def]
     assert call("convert own.safetensors new.npz --to google")[0] == 0
     Path("empty").mkdir()
     assert call("convert own.safetensors empty --to huggingface")[0] == 0
+
+
+def test_a_card_that_was_edited_is_kept(call, place: Path) -> None:  # type: ignore[no-untyped-def]
+    card = place / "run/README.md"
+    assert call("card RUN")[0] == 0
+    assert call("card RUN --licence mit")[0] == 0  # our own may be replaced, also by another one
+    assert "license" in card.read_text(encoding="utf-8")
+    card.write_bytes(card.read_bytes().replace(b"\n", b"\r\n"))  # as git may check it out on Windows
+    assert call("card RUN")[0] == 0
+    plain = card.read_text(encoding="utf-8")
+    for edited in (plain + "MY NOTES\n", plain.replace("## Data", "## My data"), "MY NOTES\n"):
+        card.write_text(edited, encoding="utf-8")
+        refused(call("card RUN"), "README.md was edited or written by hand", "with --out")
+        assert card.read_text(encoding="utf-8") == edited
+    assert call("card RUN --out new.md")[0] == 0
+    assert Path("new.md").read_text(encoding="utf-8") == plain
+    card.unlink()
