@@ -183,3 +183,49 @@ def test_a_card_that_was_edited_is_kept(call, place: Path) -> None:  # type: ign
     assert call("card RUN --out new.md")[0] == 0
     assert Path("new.md").read_text(encoding="utf-8") == plain
     card.unlink()
+
+
+@pytest.mark.parametrize("command", ["walk", "patches"])
+def test_pictures_of_other_weights_are_kept(call, command: str) -> None:  # type: ignore[no-untyped-def]
+    assert call(f"{command} --from WEIGHTS")[0] == 0
+    kept = {file: file.read_bytes() for file in Path(command).iterdir()}
+    code, out, _ = call(f"{command} --model vit-ti/16")
+    assert code == 0
+    assert f"wrote {command}-2/" in out
+    assert {file: file.read_bytes() for file in Path(command).iterdir()} == kept
+    assert call(f"{command} --from WEIGHTS --out {command}")[0] == 0  # a folder that is named is used
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("doctor DATA --from nope.pth", "There is no file or folder 'nope.pth'"),
+        ("explore --from WEIGHTS --build file", "Could not write to file: it is a file. Give the name of a folder."),
+        ("explore --from WEIGHTS --build page", "Expected a new folder for the page; page has index.html already"),
+        ("probe DATA --from WEIGHTS --out file/run", "Could not write to file/run: part of the path is a file"),
+        ("explain RUN PHOTO --out file", "Could not write to file: it is a file"),
+        ("figures RUN --out file", "Could not write to file: it is a file"),
+        ("eval RUN DATA --out file", "Could not write to file: it is a file"),
+        ("walk --out file", "Could not write to file: it is a file"),
+        ("patches --out file", "Could not write to file: it is a file"),
+        ("walk nope.jpg", "nope.jpg: cannot be read"),
+        ("patches nope.jpg", "nope.jpg: cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_work(  # type: ignore[no-untyped-def]
+    call, words: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitkit.jobs import explore, patches
+
+    def work(*args: object, **how: object) -> None:
+        raise AssertionError("it works first")
+
+    monkeypatch.setattr(explore, "of_model", work)
+    monkeypatch.setattr(patches, "model_for", work)
+    Path("file").write_text("", encoding="utf-8")
+    Path("page").mkdir()
+    Path("page/index.html").write_text("mine", encoding="utf-8")
+    code, out, err = call(words)
+    assert (code, out) == (2, "")
+    assert err.startswith("vitkit: ") and says in err and err.count("\n") == 1, err  # noqa: PT018
+    assert sorted(map(str, Path().rglob("*"))) == ["file", "page", "page/index.html"]

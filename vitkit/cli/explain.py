@@ -58,6 +58,7 @@ def explain(
     overrides: dict[str, Any],
 ) -> None:
     """Show what a model looks at: predictions, attention, rollout, gradient-weighted rollout, similar patches."""
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.cli import options as common
     from vitkit.cli.options import progress_bar
     from vitkit.cli.text import print_table
@@ -65,6 +66,7 @@ def explain(
     from vitkit.jobs.explain import explain as run
     from vitkit.runtime import Runtime
 
+    check_folder(out)
     model = common.load(weights, Runtime(device, "fp32"), overrides)
     results: list[Explained] = []
     with progress_bar("occlusion") as tell:
