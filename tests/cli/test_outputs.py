@@ -229,3 +229,26 @@ def test_what_cannot_work_is_said_before_the_work(  # type: ignore[no-untyped-de
     assert (code, out) == (2, "")
     assert err.startswith("vitkit: ") and says in err and err.count("\n") == 1, err  # noqa: PT018
     assert sorted(map(str, Path().rglob("*"))) == ["file", "page", "page/index.html"]
+
+
+@pytest.mark.parametrize("options", ["", " --registers", " --faithfulness"])
+def test_explain_skips_what_it_cannot_read(call, place: Path, options: str) -> None:  # type: ignore[no-untyped-def]
+    Path("mixed").mkdir()
+    Path("mixed/a.jpg").write_bytes(b"no photo")
+    Path("mixed/b.png").write_bytes((place / "set/test/red/0.png").read_bytes())
+    code, out, err = call("explain RUN mixed --out looks" + options)
+    assert code == 1
+    assert "mixed/b.png: " in out
+    assert Path("looks/b/overview.png").is_file()
+    assert err.count("skipped mixed/a.jpg: not an image") == 1
+    assert "vitkit: 1 of 2 images could not be read." in err
+    code, out, err = call("explain RUN nowhere.jpg" + options)
+    assert (code, "skipped nowhere.jpg: cannot be read" in err) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["walk", "patches"])
+def test_of_several_photos_it_is_said_which_one_is_shown(call, place: Path, command: str) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = call(f"{command} {place / 'set/test/red'} --from WEIGHTS")
+    assert code == 0
+    assert f"Showing {place / 'set/test/red/0.png'}, the first of 2 photos" in out
+    assert "Showing" not in call(f"{command} PHOTO --from WEIGHTS")[1]

@@ -251,7 +251,6 @@ def test_command_lines(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["figures"], "--list"),
         (["figures", "W", "--only", "nothing"], "Unknown plot"),
-        (["explain", "W", "nowhere.jpg"], "nowhere.jpg"),
         (["explain", "W", "PHOTO", "--class", "seven"], "no class 'seven'"),
         (["explain", "W", "PHOTO", "--patch", "99,0"], "4 rows and 4 columns"),
         (["explain", "W", "PHOTO", "--out", "PHOTO"], "it is a file. Give the name of a folder"),
