@@ -118,7 +118,8 @@ def check_free(out: str | Path) -> Path:
         out: the folder.
     """
     folder = check_folder(out)
-    if taken := next((name for name in (*page(), MODEL.rstrip("/")) if os.path.lexists(folder / name)), None):
+    names = ("index.html", *sorted(page()), MODEL.rstrip("/"))
+    if taken := next((name for name in names if os.path.lexists(folder / name)), None):
         raise Occupied(
             f"Expected a new folder for the page; {out} has {taken} already. Choose another one, or delete it first."
         )
