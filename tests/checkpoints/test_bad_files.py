@@ -427,7 +427,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     for place, dialect, what in (
         (tmp_path / "file" / "a.safetensors", "native", "part of the path is a file"),
-        (tmp_path / "folder.safetensors", "native", "a folder is in the way"),
+        (tmp_path / "folder.safetensors", "native", r"folder\.safetensors: it is a folder"),
         (tmp_path / "a.pth", "native", r"ending in \.safetensors"),
         (tmp_path / "a.safetensors", "google", r"ending in \.npz"),
         (tmp_path / "a.safetensors", "huggingface", "Expected the name of a folder"),

@@ -251,12 +251,11 @@ def test_command_lines(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["figures"], "--list"),
         (["figures", "W", "--only", "nothing"], "Unknown plot"),
-        (["explain", "W", "nowhere.jpg"], "nowhere.jpg"),
         (["explain", "W", "PHOTO", "--class", "seven"], "no class 'seven'"),
         (["explain", "W", "PHOTO", "--patch", "99,0"], "4 rows and 4 columns"),
-        (["explain", "W", "PHOTO", "--out", "PHOTO"], "--out"),
+        (["explain", "W", "PHOTO", "--out", "PHOTO"], "it is a file. Give the name of a folder"),
         (["patches", "PHOTO", "--model", "vit-x/1"], "Unknown variant"),
-        (["patches", "PHOTO", "--model", "vit-ti/16", "--out", "PHOTO"], "--out"),
+        (["patches", "PHOTO", "--model", "vit-ti/16", "--out", "PHOTO"], "it is a file. Give the name of a folder"),
     ],
 )
 def test_mistakes(args: list[str], words: str, photo: Path, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_advice_about_a_bad_image_fits_the_command(place, tmp_path) -> None:
     weights = place / "tiny.safetensors"
     stopped = call("embed", tmp_path / "photos", "--from", weights, "--workers", 0, error=BadImage).exception
     assert str(stopped).endswith(f"{repair} Or leave out all such images with --bad-images skip.")
-    assert str(call("explain", weights, folder / "broken.png", error=BadImage).exception).endswith(repair)
+    assert str(call("walk", folder / "broken.png", "--from", weights, error=BadImage).exception).endswith(repair)
 
 
 def test_classes_that_do_not_match_stop_the_evaluation(place, tmp_path) -> None:

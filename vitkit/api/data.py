@@ -49,6 +49,7 @@ def doctor(
         >>> vitkit.doctor("digits", workers=0).healthy
         True
     """
+    from vitkit.checkpoints.outputs import check_page
     from vitkit.data.clean import check_place, clean
     from vitkit.jobs import doctor as job
     from vitkit.jobs.embed import open_cache
@@ -56,6 +57,8 @@ def doctor(
 
     if fix is not None:
         check_place(data, fix)
+    if page is not None:
+        check_page(page, "page")
     runtime = Runtime(device, precision) if weights is not None else None
     report = job.doctor(
         data,

@@ -90,7 +90,7 @@ def write(path: Path, model: Backbone, adapters: Mapping[str, Tensor], backbone:
         "backbone": vars(backbone),
         "licence": model.licence,
     }
-    with staging(path.parent) as private:
+    with staging(path.parent, named=path) as private:
         containers.write({**adapters, **own}, private / path.name, {KEY: json.dumps(values, sort_keys=True)})
 
 

@@ -20,7 +20,7 @@ REASONS = {
     errno.EROFS: "the file system is read-only; choose another location",
     errno.ENOTDIR: "part of the path is a file; choose another location",
     errno.EEXIST: "part of the path is a file; choose another location",
-    errno.EISDIR: "a folder is in the way; choose another name",
+    errno.EISDIR: "it is a folder; choose another name",
     errno.ENOTEMPTY: "a folder is in the way; choose another name",
 }
 
@@ -31,7 +31,7 @@ def reason(error: OSError) -> str:
 
 
 @contextmanager
-def staging(folder: Path, last: str = "") -> Iterator[Path]:
+def staging(folder: Path, last: str = "", *, named: Path | None = None) -> Iterator[Path]:
     """Yield a private, empty folder; when the block succeeds, its files are synced and moved to `folder`.
 
     All files are complete on disk before the first is renamed, so a failure while writing (no space, no memory, a
@@ -40,10 +40,12 @@ def staging(folder: Path, last: str = "") -> Iterator[Path]:
     Args:
         folder: where the files belong; created if missing.
         last: the file that moves after all others, because it refers to them (default: any).
+        named: what messages say cannot be written (default: `folder`).
 
     Raises:
         OutputError: `folder` cannot be written to; the message says why.
     """
+    place = named or folder
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     done = moved = False
     private: Path | None = None
@@ -54,6 +56,7 @@ def staging(folder: Path, last: str = "") -> Iterator[Path]:
         files = sorted(private.iterdir(), key=lambda file: (file.name == last, file.name))
         for file in files:
             if (folder / file.name).is_dir():
+                place = folder / file.name
                 raise IsADirectoryError(errno.EISDIR, "is a folder")
             os.chmod(file, 0o666 & ~_umask())
             sync(file)
@@ -64,7 +67,7 @@ def staging(folder: Path, last: str = "") -> Iterator[Path]:
         done = True
     except OSError as error:
         rest = "Some files there may be new, others old." if moved else "Nothing there was changed."
-        raise OutputError(f"Could not write to {folder}: {reason(error)}. {rest}") from error
+        raise OutputError(f"Could not write to {place}: {reason(error)}. {rest}") from error
     finally:
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)
@@ -72,6 +75,17 @@ def staging(folder: Path, last: str = "") -> Iterator[Path]:
             for parent in new:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yield a private path for one file; when the block succeeds, the file is moved to `path`. See `staging`.
+
+    Args:
+        path: where the file belongs; its folder is created if missing.
+    """
+    with staging(path.parent, named=path) as beside:
+        yield beside / path.name
 
 
 def sync(path: Path) -> None:

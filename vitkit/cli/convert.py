@@ -16,7 +16,7 @@ def convert(
         str, typer.Argument(help="A file, a folder, a run, or a hub id such as google/vit-base-patch16-224.")
     ],
     destination: Annotated[
-        Path, typer.Argument(help="A file, or a folder for huggingface and the dialects ending in -hf.")
+        Path, typer.Argument(help="A new file, or a new folder for huggingface and the dialects ending in -hf.")
     ],
     to: Annotated[
         str,

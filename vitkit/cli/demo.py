@@ -21,6 +21,7 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small Vision Transformer on handwritten digits in a minute or two, and measure it."""
+    from vitkit.cli.options import free_place
     from vitkit.cli.text import console, printable
     from vitkit.jobs.watch import Watch
 
@@ -42,14 +43,6 @@ def demo(
         f"  vitkit train PHOTOS --from timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k --out runs/mine\n"
         f"  vitkit walk    vitkit recipes    vitkit --help"
     )
-
-
-def free_place(path: Path) -> Path:
-    """Return the path, or the first of path-2, path-3, ... that does not exist."""
-    number, place = 2, path
-    while place.exists():
-        place, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return place
 
 
 def activation() -> str:

@@ -63,11 +63,13 @@ def doctor(
 
     if fix is not None:
         check_place(data, fix)
+    if page is not None:
+        from vitkit.checkpoints.outputs import check_page
+
+        check_page(page, "--page")
     if weights is None and overrides:
         raise ConfigError(f"--{next(iter(overrides)).replace('_', '-')} needs weights: give them with --from.")
-    with common.progress_bar("decoding") as tell:
-        report = examine(data, workers=workers, progress=tell)
-    if weights is not None:
+    if weights is not None:  # before the images are decoded, which may take longer
         from vitkit.jobs.doctor import look_at_features
         from vitkit.jobs.embed import open_cache
         from vitkit.runtime import Runtime
@@ -75,6 +77,9 @@ def doctor(
         runtime = Runtime(device, precision)
         model = common.load(weights, runtime, overrides)
         kept = open_cache(cache, lambda sentence: print(f"vitkit: {sentence}", file=sys.stderr))
+    with common.progress_bar("decoding") as tell:
+        report = examine(data, workers=workers, progress=tell)
+    if weights is not None:
         with common.counting("embedding", sum(report.images.values())) as tick:
             look_at_features(
                 report, model, kept, batch_size=batch_size, workers=workers, runtime=runtime, progress=tick

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -51,7 +50,6 @@ def embed(
     from vitkit.cli import on_ray
     from vitkit.cli import options as common
     from vitkit.features.choice import choose
-    from vitkit.features.export import check
     from vitkit.jobs import embed as job
     from vitkit.runtime import Runtime
 
@@ -64,7 +62,7 @@ def embed(
         on_ray.run("embed", on_ray.load(weights, overrides), parts, folder, as_json, about, precision=precision, **how)
         return
     if out is not None:
-        check(Path(out))
+        job.check_out(out)
     sources = job.parts_of(data, split)
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)

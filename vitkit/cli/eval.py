@@ -71,6 +71,7 @@ def evaluate(
     overrides: dict[str, Any],
 ) -> None:
     """Evaluate a model: accuracy with its uncertainty, scores per class, confusion, calibration, worst errors."""
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.cli import options as common
     from vitkit.errors import ConfigError
     from vitkit.jobs import evaluate as job
@@ -105,6 +106,8 @@ def evaluate(
             print(f"wrote {shards}")
         on_ray.tell(found.outputs.skipped, len(source))
         return
+    if out:
+        check_folder(out)
     runtime = Runtime(device, "fp32" if engine is not None else precision)
     fast = job.ByEngine(common.load(weights, runtime, overrides), engine) if engine is not None else None
     model = fast or open_model(weights, runtime.device, **overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,20 +58,33 @@ def explain(
     *,
     overrides: dict[str, Any],
 ) -> None:
-    """Show what a model looks at: predictions, attention, rollout, gradient-weighted rollout, similar patches."""
+    """Show what a model looks at: predictions, attention, rollout, gradient-weighted rollout, similar patches.
+
+    Files that cannot be read are reported and skipped, and the exit code is 1.
+    """
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.cli import options as common
     from vitkit.cli.options import progress_bar
-    from vitkit.cli.text import print_table
+    from vitkit.cli.text import one_line, print_table
+    from vitkit.evaluation.predict import Images
     from vitkit.jobs.explain import Explained, summary
     from vitkit.jobs.explain import explain as run
     from vitkit.runtime import Runtime
+
+    check_folder(out)
+    source, skipped = Images(images), 0
+
+    def on_bad(name: str, why: str) -> None:
+        nonlocal skipped
+        skipped += 1
+        print(f"vitkit: skipped {one_line(why)}", file=sys.stderr)
 
     model = common.load(weights, Runtime(device, "fp32"), overrides)
     results: list[Explained] = []
     with progress_bar("occlusion") as tell:
         for one in run(
             model,
-            images,
+            source,
             out,
             target=target,
             patch=patch,
@@ -79,6 +93,7 @@ def explain(
             score=faithfulness,
             registers=registers,
             progress=tell,
+            on_bad=on_bad,
         ):
             if one.registers is not None and not results:
                 print(one.registers, flush=True)
@@ -88,7 +103,7 @@ def explain(
                 or "no predictions (the model has no head)"
             )
             print(f"{one.image}: {said}\n  wrote {one.folder / 'overview.png'} and more files next to it", flush=True)
-    if faithfulness:
+    if faithfulness and results:
         print_table(
             ["map", "deletion#", "beats random#", "insertion#", "beats random#"],
             [
@@ -108,3 +123,6 @@ def explain(
             "sharpened (insertion: higher is better). A map that does not beat a random order says nothing about this "
             "model."
         )
+    if skipped:
+        print(f"vitkit: {skipped} of {len(source)} images could not be read.", file=sys.stderr)
+        raise typer.Exit(1)

@@ -56,7 +56,7 @@ def explore(
                     f"Cannot listen on port {port} ({error.strerror}). Choose another one with --port, or 0 for any."
                 ) from None
         else:
-            folder = out
+            folder = job.check_free(out)
         model = common.load(weights, Runtime("cpu"), overrides)
         with console().status("building the page") as status:
             built = job.build(

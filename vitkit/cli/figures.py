@@ -44,11 +44,13 @@ def figures(
         )
     for name in only or ():
         pick(PLOTS, name, "plot")
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.cli import options as common
     from vitkit.jobs.figures import figures as run
     from vitkit.jobs.figures import some_images
     from vitkit.runtime import Runtime
 
+    check_folder(out)
     found = some_images(images, count)
     model = common.load(weights, Runtime(device, "fp32"), overrides)
     if images is None:

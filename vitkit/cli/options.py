@@ -291,6 +291,31 @@ def load(weights: str, runtime: Runtime, overrides: Mapping[str, Any]) -> Backbo
     return checkpoints.load(weights, **overrides).to(runtime.device)
 
 
+def free_place(path: Path) -> Path:
+    """Return the path, or the first of path-2, path-3, ... that does not exist."""
+    number, place = 2, path
+    while place.exists():
+        place, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return place
+
+
+def one_photo(image: str | None) -> str | None:
+    """Return the photo that a command shows, which can be read; of several, say which one it is.
+
+    Args:
+        image: what the user gave: a file, a folder or a pattern; None for a sample photo.
+    """
+    if image is None:
+        return None
+    from vitkit.evaluation.predict import Images
+
+    found = Images(image)
+    found.read(0)
+    if len(found) > 1:
+        print(f"Showing {found.names[0]}, the first of {len(found)} photos in {image}.")
+    return found.names[0]
+
+
 @contextmanager
 def counting(what: str, total: int, *, show: bool = True) -> Iterator[Tick]:
     """Show progress over a known number of images; yields a function to call with each number finished.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import loads_weights
+from vitkit.cli.options import free_place, loads_weights, one_photo
 
 
 @loads_weights
@@ -24,7 +24,9 @@ def patches(
         int | None, typer.Option("--patch-size", min=1, help="Patch size in pixels (default: the variant's).")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the weights.")] = 42,
-    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("patches"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output folder (default: patches, or else patches-2, ...).")
+    ] = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -32,9 +34,12 @@ def patches(
     from vitkit.model.config import variant
 
     variant(model)  # reports an unknown name before importing torch, which is slow
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.jobs.patches import model_for
     from vitkit.jobs.patches import patches as job
 
+    out = check_folder(out if out is not None else free_place(Path("patches")))
+    image = one_photo(image)
     size = overrides.pop("image_size", None)
     found = job(model_for(model, weights, size, patch_size, seed, **overrides), image, size)
     print(found)

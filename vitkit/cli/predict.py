@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,12 +65,15 @@ def predict(
         return
     if as_json and as_csv:
         raise ConfigError("Expected --json or --csv; got both. Leave one out.")
-    if out is not None and (as_json or as_csv or Path(out).suffix.lower() != ".csv"):
-        raise ConfigError(f"Expected --out FILE.csv without --json and --csv; got {out}.")
+    if out is not None and (as_json or as_csv):
+        raise ConfigError(f"Expected --out or --{'json' if as_json else 'csv'}; got both. Leave one out.")
+    from vitkit.jobs.answers import check_out, write_answers
+
+    if out is not None:
+        check_out(out)
     from vitkit.cli import options as common
     from vitkit.data.table import cells
     from vitkit.evaluation.predict import Images, predictions, runs
-    from vitkit.jobs.answers import write_answers
     from vitkit.jobs.open_model import open_model
     from vitkit.runtime import Runtime
 

@@ -23,6 +23,10 @@ def runs(
     from vitkit.cli.text import print_table
     from vitkit.jobs.listing import list_runs
 
+    if html is not None:
+        from vitkit.checkpoints.outputs import check_page
+
+        check_page(html, "--html")
     found = list_runs(folder)
     if as_json:
         print(json.dumps([{**asdict(row), "path": str(row.path)} for row in found], indent=1))

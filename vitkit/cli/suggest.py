@@ -36,14 +36,13 @@ def suggest(
 ) -> None:
     """Suggest photos to label next: those that the model is unsure about, and that differ from each other."""
     from vitkit.cli import options as common
-    from vitkit.errors import ConfigError
     from vitkit.evaluation.predict import Images
     from vitkit.jobs import suggest as job
     from vitkit.jobs.embed import open_cache
     from vitkit.runtime import Runtime
 
-    if out is not None and out.suffix.lower() != ".csv":
-        raise ConfigError(f"Expected --out to end in .csv; got {out}.")
+    if out is not None:
+        job.check_list(out)
     source = Images(images)
     runtime = Runtime(device, precision)
     model = common.load(weights, runtime, overrides)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitkit.cli.options import loads_weights
+from vitkit.cli.options import free_place, loads_weights, one_photo
 
 
 @loads_weights
@@ -17,7 +17,9 @@ def walk(
         str | None,
         typer.Option("--from", help="Trained weights: a run folder, a file or a hub id (default: random weights)."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("walk"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output folder (default: walk, or else walk-2, ...).")
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", help="Variant with random weights, see `vitkit models`.")
     ] = "vit-b/16",
@@ -29,9 +31,12 @@ def walk(
     from vitkit.model.config import variant
 
     variant(model)  # reports an unknown name before importing torch, which is slow
+    from vitkit.checkpoints.outputs import check_folder
     from vitkit.jobs.patches import model_for
     from vitkit.jobs.walk import walk as job
 
+    out = check_folder(out if out is not None else free_place(Path("walk")))
+    image = one_photo(image)
     size = overrides.pop("image_size", None)
     found = job(model_for(model, weights, size, **overrides), image, size)
     note = "" if weights else " The weights are random, so look at the shapes, not the values."

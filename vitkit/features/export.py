@@ -11,12 +11,16 @@ import numpy as np
 from vitkit.errors import ConfigError, MissingDependency
 from vitkit.features.filled import CHUNK, Filled
 
+ARRAYS = ("features", "labels", "names", "parts", "class_names")  # of an .npz file
+COLUMNS = ("name", "part", "label", "class", "feature")  # of a .parquet file
+LABEL_COLUMNS = ("name", "part", "labels", "feature")  # the same where an image may have several labels
+
 
 def export(parts: Mapping[str, Filled], path: str | Path) -> None:
     """Write features with their names, labels and parts to a file.
 
-    An `.npz` file holds the arrays `features` [n, F] float32, `labels`, `names`, `parts` and `class_names`, none of
-    them pickled; a `.parquet` file has the columns name, part, label, class and feature, and is written in chunks.
+    An `.npz` file holds ARRAYS, `features` being [n, F] float32, and none of them pickled; a `.parquet` file has the
+    columns COLUMNS or LABEL_COLUMNS, and is written in chunks.
 
     Args:
         parts: {name of the part: its features}, all of the same feature.
@@ -81,7 +85,7 @@ def check(path: Path) -> None:
         path: the file.
     """
     if path.suffix not in (".npz", ".parquet"):
-        raise ConfigError(f"Expected a file name that ends in .npz or .parquet; got {path.name!r}.")
+        raise ConfigError(f"Expected a file name that ends in .npz or .parquet; got {str(path)!r}.")
     if path.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401

@@ -6,10 +6,12 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.data.base import SEPARATOR
 from vitkit.data.table import cells
 from vitkit.evaluation.predict import Images, Prediction, predictions
+from vitkit.jobs.tables import check_replaced
 from vitkit.model.classifier import Classifier
 from vitkit.runtime import Runtime
 from vitkit.types import Tick
@@ -25,6 +27,17 @@ class Answers:
     path: Path
     none: int
     bad: int
+
+
+def check_out(path: str | Path) -> Path:
+    """Refuse a file that cannot be written or is no former output, before any work is done; return it expanded.
+
+    Args:
+        path: the file.
+    """
+    file = check_file(path, (".csv",), "--out")
+    check_replaced(file, COLUMNS, LABEL_COLUMNS)
+    return file
 
 
 def write_answers(
@@ -52,11 +65,11 @@ def write_answers(
         progress: called with the number of images finished since the last call.
         runtime: sets the precision; see `evaluation.predict.runs` (default: fp32).
     """
-    path, bad, none = Path(out).expanduser(), dict[str, str](), 0
+    path, bad, none = check_out(out), dict[str, str](), 0
     columns = LABEL_COLUMNS if model.input_spec.several else COLUMNS
     with (
-        staging(path.parent) as beside,
-        open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        writing(path) as private,
+        open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(columns)

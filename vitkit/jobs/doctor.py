@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_page
 from vitkit.data.doctor import Report, Suspect, examine, place_of
 from vitkit.data.near import close_features, groups
 from vitkit.errors import DataError
@@ -124,7 +125,7 @@ def write_page(report: Report, path: str | Path) -> Path:
         report: the doctor's report.
         path: the file.
     """
-    path = Path(path).expanduser()
-    with staging(path.parent) as beside:
-        (beside / path.name).write_text(doctor_page(report), encoding="utf-8", errors="surrogateescape")
+    path = check_page(path, "--page")
+    with writing(path) as private:
+        private.write_text(doctor_page(report), encoding="utf-8", errors="surrogateescape")
     return path

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.data.base import Source
 from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.gpu import Decode
@@ -15,8 +16,9 @@ from vitkit.errors import DataError
 from vitkit.features.cache import FeatureCache
 from vitkit.features.choice import choose
 from vitkit.features.embed import fill
-from vitkit.features.export import check, export
+from vitkit.features.export import ARRAYS, COLUMNS, LABEL_COLUMNS, check, export
 from vitkit.features.filled import Filled
+from vitkit.jobs.tables import check_replaced
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import device_of
 from vitkit.places import cache_folder
@@ -60,6 +62,18 @@ def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
     return found
 
 
+def check_out(path: str | Path) -> Path:
+    """Refuse a file that cannot be written or is no former output, before any work is done; return it expanded.
+
+    Args:
+        path: the file.
+    """
+    check(Path(path))
+    file = check_file(path)
+    check_replaced(file, *([ARRAYS] if file.suffix == ".npz" else [COLUMNS, LABEL_COLUMNS]))
+    return file
+
+
 def embed(
     model: Backbone,
     sources: dict[str, Source],
@@ -89,9 +103,7 @@ def embed(
         bad_images: `fail` or `skip`.
         decode: where images are decoded, `cpu` or `gpu`.
     """
-    path = Path(out).expanduser() if out is not None else None
-    if path is not None:
-        check(path)
+    path = check_out(out) if out is not None else None
     images, name = sum(map(len, sources.values())), choose(features, model.config).name
     device = runtime.device if runtime else device_of(model)
     batch_size = images_per_batch(batch_size, model.input_spec, device)
@@ -113,6 +125,6 @@ def embed(
         for name, source in sources.items()
     }
     if path is not None and (runtime is None or runtime.main):
-        with staging(path.parent) as beside:
-            export(parts, beside / path.name)
+        with writing(path) as private:
+            export(parts, private)
     return Embedding(parts, path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from vitkit.checkpoints.outputs import check_folder
 from vitkit.data.preprocess import preprocess, resized
 from vitkit.data.samples import PHOTOS, sample_photo
 from vitkit.data.table import cells
-from vitkit.errors import InputError, OutputError, nearest
+from vitkit.errors import BadImage, InputError, OutputError, nearest
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.explanations import draw
@@ -148,7 +150,7 @@ def over(
 
 def explain(
     model: nn.Module,
-    images: Given | Iterable[Given],
+    images: Given | Iterable[Given] | Images,
     out: Path,
     *,
     target: str | None = None,
@@ -159,6 +161,7 @@ def explain(
     registers: bool = False,
     image_size: int | tuple[int, int] | None = None,
     progress: Progress | None = None,
+    on_bad: Callable[[str, str], None] | None = None,
 ) -> Iterator[Explained]:
     """Explain images one by one, and write the files of each into its own folder inside `out`.
 
@@ -176,8 +179,11 @@ def explain(
             and faithfulness are those of the model as it is.
         image_size: image size in pixels (default: the model's).
         progress: called with (done, total) during occlusion.
+        on_bad: called with (name, reason) for every image that cannot be read, and is skipped (default: the first one
+            raises BadImage).
     """
-    vit, source = unwrap_any(model), Images(images)
+    check_folder(out)
+    vit, source = unwrap_any(model), images if isinstance(images, Images) else Images(images)
     if not isinstance(vit, ViT) and (patch is not None or layer is not None):
         need_vit(vit, "Comparing patches (--patch, --layer)")
     spec, K = at_size(vit.input_spec, image_size), vit.config.num_classes
@@ -193,8 +199,14 @@ def explain(
     inside = with_registers(vit, found.neurons, found.count) if found is not None and found.neurons else vit
     used: set[str] = set()
     for i in range(len(source)):
-        image, _ = source.read(i)
-        x = preprocess(image, spec, source.names[i])[None]
+        try:
+            image, _ = source.read(i)
+            x = preprocess(image, spec, source.names[i])[None]
+        except BadImage as error:
+            if on_bad is None:
+                raise
+            on_bad(source.names[i], str(error))
+            continue
         options = PlotOptions(
             target=target_of(target, names),
             patch=patch_of(patch, grid_of(vit, x)),
@@ -208,9 +220,11 @@ def explain(
 
 
 def _find(vit: ViT, source: Images, spec: InputSpec) -> Registers:
-    """Find the neurons to move, on the sample photos and some of the images."""
-    chosen = np.unique(np.linspace(0, len(source) - 1, min(FOUND_ON, len(source))).round().astype(int))
-    photos = [*map(sample_photo, PHOTOS), *(source.read(int(i))[0] for i in chosen)]
+    """Find the neurons to move, on the sample photos and some of the images that can be read."""
+    photos = [*map(sample_photo, PHOTOS)]
+    for i in np.unique(np.linspace(0, len(source) - 1, min(FOUND_ON, len(source))).round().astype(int)):
+        with suppress(BadImage):  # which whoever explains it reports
+            photos.append(source.read(int(i))[0])
     return find(vit, (preprocess(photo, spec)[None] for photo in photos))
 
 

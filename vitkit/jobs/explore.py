@@ -8,6 +8,7 @@ import http.server
 import importlib.util
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,9 +20,10 @@ from PIL import Image
 
 import vitkit
 from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.outputs import check_folder
 from vitkit.data.preprocess import normalize, pixels
 from vitkit.data.samples import sample_photo
-from vitkit.errors import InputError
+from vitkit.errors import InputError, Occupied
 from vitkit.evaluation.names import answer_names
 from vitkit.evaluation.predict import Images
 from vitkit.explore import runtime
@@ -84,7 +86,7 @@ def build(
 
     Args:
         model: a ViT with a head, of the paper's kind (see `vitkit.explore.graph.check`); it is not changed.
-        out: the folder; created if missing, and files of the same names in it are replaced.
+        out: the folder; created if missing.
         photos: example photos: files, folders or patterns (default: three sample photos).
         name: what the page calls the model (default: its shape, such as "ViT").
         progress: called with what is being done.
@@ -92,8 +94,9 @@ def build(
     Raises:
         CannotExpress: the page cannot show this model.
         InputError: there are too many photos.
+        OutputError: the folder holds a page already, or cannot be written to.
     """
-    vit = check(model)
+    vit, out = check(model), check_free(out)
     source = Images(photos) if photos else ()
     if len(source) > MOST_PHOTOS:
         raise InputError(f"Expected at most {MOST_PHOTOS} example photos; got {len(source)}. Give fewer with --photos.")
@@ -101,12 +104,26 @@ def build(
         [(source.read(i)[0], Path(source.names[i]).stem, "") for i in range(len(source))] if source else samples()
     )
     files = page() | of_model(vit, examples, name=name, progress=progress)
-    out = Path(out).expanduser()
     with staging(out) as folder:
         for file, content in files.items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
     return Built(out, {file: len(content) for file, content in files.items()})
+
+
+def check_free(out: str | Path) -> Path:
+    """Refuse a folder that holds a page or cannot be written to, before any work is done; return it expanded.
+
+    Args:
+        out: the folder.
+    """
+    folder = check_folder(out)
+    names = ("index.html", *sorted(page()), MODEL.rstrip("/"))
+    if taken := next((name for name in names if os.path.lexists(folder / name)), None):
+        raise Occupied(
+            f"Expected a new folder for the page; {out} has {taken} already. Choose another one, or delete it first."
+        )
+    return folder
 
 
 def of_model(

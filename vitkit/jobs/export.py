@@ -212,7 +212,7 @@ def export_file(
         )
     )
     start = time.perf_counter()
-    with staging(out.parent) as beside:
+    with staging(out.parent, named=out) as beside:
         card = export(
             model,
             to,

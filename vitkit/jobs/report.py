@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from vitkit.checkpoints import load
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_page
 from vitkit.data.base import Source, Subset
 from vitkit.data.sources import open_splits
 from vitkit.errors import UnreadableFile, VitkitError
@@ -45,6 +46,7 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
         progress: called with the number of images evaluated since the last call.
     """
     folder = RunFolder.open(run)
+    place = check_page(out if out is not None else folder.path / "report.html")
     notes: list[str] = []
     model = _try(
         lambda: load(folder.path, device=_device()),
@@ -52,12 +54,10 @@ def report(run: str | Path, *, out: str | Path | None = None, progress: Tick | N
         "The weights cannot be read, so rollouts and figures are missing",
     )
     with folder.reading():
-        return _report(folder, model, out, notes, progress)
+        return _report(folder, model, place, notes, progress)
 
 
-def _report(
-    folder: RunFolder, model: Backbone | None, out: str | Path | None, notes: list[str], progress: Tick | None
-) -> Path:
+def _report(folder: RunFolder, model: Backbone | None, place: Path, notes: list[str], progress: Tick | None) -> Path:
     parts = _try(lambda: _parts(folder), notes, "The images cannot be found any more")
     train, held, words = parts if parts is not None else (None, None, "")
     found = evaluation_of(folder)
@@ -69,7 +69,6 @@ def _report(
         found = _try(
             lambda: _evaluated(folder, model, held, words, notes, progress), notes, "The run could not be evaluated"
         )
-    place = Path(out).expanduser() if out is not None else folder.path / "report.html"
     return _write(
         place,
         page(
@@ -167,8 +166,8 @@ def _evaluated(
 
 
 def _write(path: Path, text: str) -> Path:
-    with staging(path.parent) as beside:
-        (beside / path.name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    with writing(path) as private:
+        private.write_text(text, encoding="utf-8", errors="surrogateescape")
     return path
 
 
@@ -193,10 +192,10 @@ def compare(folder: str | Path, out: str | Path | None = None) -> Path:
         folder: folder of runs, searched recursively.
         out: the HTML file (default: `runs.html` in the folder).
     """
+    place = check_page(out if out is not None else Path(folder) / "runs.html", "--html")
     rows = list_runs(folder)
     if not rows:
         raise UnreadableFile(f"Expected at least one run in {folder}; found none. Give a folder that contains runs.")
-    place = Path(out).expanduser() if out is not None else Path(folder).expanduser() / "runs.html"
     root = Path(folder).expanduser()
     shown = [
         asdict(row) | {"path": os.path.relpath(row.path, root), "link": _link(row.path / "report.html", place.parent)}

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.data.base import Source
 from vitkit.data.batch import BadImages
 from vitkit.data.near import close_features, groups
@@ -21,6 +22,7 @@ from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill
 from vitkit.features.search import vectors
 from vitkit.jobs.embed import parts_of
+from vitkit.jobs.tables import check_replaced
 from vitkit.model.backbone import Backbone
 from vitkit.runtime import Runtime
 from vitkit.types import Tick
@@ -182,18 +184,18 @@ def _hit(query: str, rank: int, place: tuple[str, Source, int], similarity: floa
 
 
 def check_export(path: str | Path) -> None:
-    """Refuse a file that cannot be written, before any work is done.
+    """Refuse a file that cannot be written or is no former output, before any work is done.
 
     Args:
         path: the file.
     """
-    if Path(path).suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"Expected a file name that ends in .csv or .parquet; got {Path(path).name!r}.")
-    if Path(path).suffix == ".parquet":
+    file = check_file(path, (".csv", ".parquet"), "--export")
+    if file.suffix.lower() == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise MissingDependency("Writing Parquet needs pyarrow: pip install 'vitkit[data]'") from error
+    check_replaced(file, COLUMNS)
 
 
 def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
@@ -209,9 +211,9 @@ def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
     for row in rows:
         if Path(row["filepath"]).exists():
             row["filepath"] = str(Path(row["filepath"]).absolute())
-    with staging(path.parent) as beside:
-        if path.suffix == ".csv":
-            with open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with writing(path) as private:
+        if path.suffix.lower() == ".csv":
+            with open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 writer.writerows(cells(row[name] for name in COLUMNS) for row in rows)
@@ -220,5 +222,5 @@ def export_hits(hits: Sequence[Sequence[Hit]], path: str | Path) -> Path:
 
             arrow: Any = pyarrow
             table = arrow.table({name: [row[name] for row in rows] for name in COLUMNS})
-            arrow.parquet.write_table(table, beside / path.name)
+            arrow.parquet.write_table(table, private)
     return path

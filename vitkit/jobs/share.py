@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from typing import Any
 
 import vitkit
 from vitkit.checkpoints import hub, load, save, to_dialect
-from vitkit.checkpoints.atomic import staging
-from vitkit.errors import CannotExpress, ConfigError
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
+from vitkit.errors import CannotExpress, ConfigError, Occupied
 from vitkit.jobs.report import evaluation_of
 from vitkit.model.backbone import Backbone
 from vitkit.model.config import variant_of
@@ -34,15 +36,36 @@ def write_card(run: str | Path, out: str | Path | None = None, *, name: str = NA
         out: the file (default: `README.md` in the run folder).
         name: the model's id on the hub.
         licence: licence of the weights (default: what the weights they started from state).
+
+    Raises:
+        Occupied: there is a card that was edited by hand.
     """
     folder = RunFolder.open(run)
-    path = Path(out).expanduser() if out is not None else folder.path / "README.md"
-    with staging(path.parent) as beside:
+    path = check_file(out if out is not None else folder.path / "README.md", (".md",), "--out")
+    _check_unchanged(path)
+    with writing(path) as private:
         model = load(folder.path)
         with folder.reading():
             text = card(folder, model, name, licence)
-        (beside / path.name).write_text(text, encoding="utf-8", errors="replace")
+        private.write_text(text + _mark(text), encoding="utf-8", errors="replace")
     return path
+
+
+def _mark(text: str) -> str:
+    """Return the last line of a card, by which `write_card` sees whether somebody changed it since."""
+    return f"\n<!-- vitkit card {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]} -->\n"
+
+
+def _check_unchanged(path: Path) -> None:
+    """Refuse to replace a text that is not exactly a card that `write_card` wrote."""
+    if not path.is_file() or not (text := path.read_text(encoding="utf-8", errors="replace")):
+        return
+    own = text[: -len(_mark(""))]
+    if text != own + _mark(own):
+        raise Occupied(
+            f"Expected a new file, or a card as vitkit wrote it, to replace; {path} was edited or written by hand. "
+            f"Write the new card to another file with --out, or move this one away first."
+        )
 
 
 def card(run: RunFolder, model: Backbone, name: str = NAME, licence: str | None = None) -> str:

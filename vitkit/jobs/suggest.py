@@ -9,19 +9,23 @@ from pathlib import Path
 
 import torch
 
-from vitkit.checkpoints.atomic import staging
+from vitkit.checkpoints.atomic import writing
+from vitkit.checkpoints.outputs import check_file
 from vitkit.data.table import cells
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, Occupied
 from vitkit.evaluation.names import class_names
 from vitkit.evaluation.predict import Given, Images
 from vitkit.features.cache import FeatureCache
 from vitkit.features.embed import fill
 from vitkit.features.suggest import margins
 from vitkit.features.suggest import suggest as choose_photos
+from vitkit.jobs.tables import check_replaced
 from vitkit.model.backbone import Backbone
 from vitkit.model.classifier import evaluating
 from vitkit.runtime import Runtime
 from vitkit.types import Tick
+
+COLUMNS = ("path", "guess", "margin", "label")
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,29 @@ def suggest(
     return Suggestions(photos, filled.skipped)
 
 
+def check_list(path: str | Path) -> Path:
+    """Refuse a list that cannot be written or would replace labels, before any work is done; return it expanded.
+
+    Args:
+        path: the file.
+
+    Raises:
+        Occupied: labels are filled in there, or it is not a list of suggestions.
+    """
+    file = check_file(path, (".csv",), "--out")
+    check_replaced(file, COLUMNS)
+    if not file.is_file():
+        return file
+    with open(file, newline="", encoding="utf-8-sig", errors="replace") as text:
+        filled = sum(bool((row["label"] or "").strip()) for row in csv.DictReader(text))
+    if filled:
+        raise Occupied(
+            f"Expected a new file, or a list without labels to replace; {path} has {filled} "
+            f"label{'s' if filled > 1 else ''} filled in. Give another name, and keep this one as training data."
+        )
+    return file
+
+
 def write_list(found: Suggestions, path: str | Path) -> Path:
     """Write a .csv list with the columns path, guess, margin and an empty column label, to be filled in.
 
@@ -107,13 +134,13 @@ def write_list(found: Suggestions, path: str | Path) -> Path:
         found: the suggestions.
         path: the file.
     """
-    path = Path(path).expanduser()
+    path = check_list(path)
     with (
-        staging(path.parent) as beside,
-        open(beside / path.name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        writing(path) as private,
+        open(private, "w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("path", "guess", "margin", "label"))
+        writer.writerow(COLUMNS)
         for one in found.photos:
             row = asdict(one)
             image = str(Path(row["image"]).absolute()) if Path(row["image"]).exists() else row["image"]

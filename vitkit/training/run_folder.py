@@ -180,7 +180,7 @@ class RunFolder:
 
     @staticmethod
     def check_place(path: str | Path) -> None:
-        """Refuse a path where something already exists."""
+        """Refuse a path where something already exists, or where nothing can be written."""
         path = Path(path).expanduser()
         try:
             str(path).encode("utf-8")  # run.json and TensorBoard name it
@@ -194,6 +194,9 @@ class RunFolder:
         left = [p for p in path.iterdir() if not p.name.startswith((".vitkit-", NAME))] if path.is_dir() else []
         if left or path.is_file():
             raise Occupied(f"--out must be a new folder; {path} exists and is not a run. Choose another.")
+        from vitkit.checkpoints.outputs import check_folder
+
+        check_folder(path)
 
     @classmethod
     def open(cls, path: str | Path, *, resume: bool = False) -> RunFolder:
