@@ -152,6 +152,8 @@ def test_what_a_user_may_call_classes_and_patches() -> None:
     assert target_of(None, NAMES) is None
     with pytest.raises(InputError, match="no class 'dgo', did you mean 'dog'"):
         target_of("dgo", NAMES)
+    with pytest.raises(InputError, match=f"There is no class 'burger'. Give one of {', '.join(NAMES)}, or a number"):
+        target_of("burger", NAMES)
     with pytest.raises(InputError, match="from 0 to 4"):
         target_of("5", NAMES)
     assert patch_of("2,3", (4, 6)) == (2, 3)

@@ -34,6 +34,7 @@ from vitkit.model.create import need_vit
 from vitkit.model.vit import ViT
 from vitkit.types import Array, Plotted, Progress
 
+FEW = 10  # classes that a message lists
 FOUND_ON = 14  # of the images, besides the sample photos, on which register neurons are looked for
 
 
@@ -78,7 +79,8 @@ def target_of(text: str | None, names: tuple[str, ...]) -> int | None:
     if text.isdigit() and int(text) < len(names):
         return int(text)
     hint = nearest(text, list(names)) or "."
-    raise InputError(f"There is no class {text!r}{hint} Give a class name, or a number from 0 to {len(names) - 1}.")
+    listed = f"one of {', '.join(names)}" if len(names) <= FEW else "a class name"
+    raise InputError(f"There is no class {text!r}{hint} Give {listed}, or a number from 0 to {len(names) - 1}.")
 
 
 def patch_of(text: str | None, grid: Grid) -> Grid | None:
