@@ -53,7 +53,7 @@ def save(
     tensors = to_dialect(model, dialect)
     tensors |= {f"{native.PRETRAINING}{name}": tensor for name, tensor in (pretraining or {}).items()}
     extra = dict(extra or {}) | ({"known": model.known.to_text()} if model.known is not None else {})
-    config, spec = row.written(model.config), model.input_spec
+    config, spec = DIALECTS[dialect].written(model.config), model.input_spec
     terms = {"licence": model.licence} if model.licence else {}
     if _is_folder(path, dialect):
         with staging(path) as private:
