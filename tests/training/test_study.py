@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -29,7 +31,7 @@ from vitkit.errors import ConfigError, LostWorker, OutputError, UnreadableFile
 from vitkit.explanations import draw
 from vitkit.features import ridge
 from vitkit.jobs import cells
-from vitkit.jobs.cells import SIZES, Request, arguments, name_of, product, sweep_cells
+from vitkit.jobs.cells import SIZES, Request, arguments, deaf_children, name_of, product, sweep_cells
 from vitkit.jobs.study import STUDIES, recipe_of, summary, table
 from vitkit.jobs.train import train
 from vitkit.model.count import flops
@@ -181,6 +183,14 @@ def test_a_value_that_comes_twice_is_refused(tmp_path: Path, values: list[float]
     with pytest.raises(ConfigError, match=r"Expected every combination once; lr-0\.\d+,seed-0 comes several times"):
         sweep_cells(request(tmp_path / "s"), product({"lr": values}), say=silent)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no masks of signals")
+def test_ctrl_c_does_not_reach_processes_that_start(tmp_path: Path) -> None:
+    code = "import signal, sys; sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with deaf_children():
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:

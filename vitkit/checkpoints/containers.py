@@ -82,6 +82,8 @@ def read(
     for magic, what in IMPOSTORS.items():
         if start.lstrip().startswith(magic):
             raise UnreadableFile(f"{path} {what}.")
+    if path.suffix.lower() in (".onnx", ".xml"):
+        raise UnreadableFile(f"Expected weights; {path} is an exported file, which predict, eval and serve can run.")
     what = f"begins with {start[:8]!r}" if start else "is empty"
     raise UnreadableFile(f"Expected weights in a .safetensors, .pth, .pt, .bin or .npz file; {path} {what}.")
 

@@ -33,7 +33,8 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", help="A recipe; see `vitkit recipes` (default: finetune with --from, otherwise small-data)."
+            "--recipe",
+            help="A recipe; see `vitkit recipes` (default: finetune with --from, otherwise small-data, which needs --model).",
         ),
     ] = None,
     model: Annotated[

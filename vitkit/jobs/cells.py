@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,8 @@ def _trained(
     stop, ask = context.Pipe(duplex=False)  # an Event would wait for a process that was killed
     given = (stop, os.getpid())
     with stop, ask, stop_requests() as requests, ProcessPoolExecutor(jobs, context, _Apart.begin, given) as pool:
-        waiting = {pool.submit(_Apart.train, request, cell, resume) for cell in cells}
+        with deaf_children():
+            waiting = {pool.submit(_Apart.train, request, cell, resume) for cell in cells}
         try:
             while waiting and not requests:
                 ready, waiting = wait(waiting, TICK, FIRST_COMPLETED)
@@ -280,6 +282,22 @@ def _trained(
                 one.cancel()
     if requests:
         yield requests[0]
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, not even while Python starts in them: their parent stops them.
+
+    A Ctrl-C meanwhile reaches the parent afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Asked(BaseException):

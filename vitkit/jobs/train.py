@@ -212,6 +212,8 @@ def prepare(
         RunFolder(out, stored).check(info)
     remarks += check_shard(chosen, how, built, runtime.ranks, own is built)
     check_space(out, built, how)
+    if resume and not stored:
+        remarks.append(f"There is no run at {out} to resume; a new one starts.")
     if restarted:
         remarks.append(f"{out} was started by this torchrun job, so the run is resumed.")
     remarks += notes(name, how, model, weights, len(train), data) + other_randomness(ready, stored)

@@ -41,7 +41,8 @@ def check_model(model: str | None, weights: str | None, fields: Mapping[str, Any
         if given and weights is None and model != CUSTOM:
             raise ConfigError(f"{name} is for pre-trained weights; got a new model. Give weights with --from.")
         if given and recipe.objective != "classify":
-            raise ConfigError(f"{name} is for classification; leave it out with the objective {recipe.objective}.")
+            other = "a teacher" if recipe.objective == "distil" else f"the objective {recipe.objective}"
+            raise ConfigError(f"{name} is for classification and cannot be combined with {other}.")
 
 
 def check_data(recipe: Recipe, val: Source | None) -> None:

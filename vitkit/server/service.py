@@ -382,7 +382,7 @@ def load_service(
         model = build(checkpoint, dtype, accelerator if device in (None, "auto") else torch.device(device))
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
         raise ConfigError(
-            f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use cpu, cuda or mps."
+            f"Cannot run on device {device!r} ({str(error).splitlines()[0]}). Use --device auto."
         ) from None
     return Service(
         model,
