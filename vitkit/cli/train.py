@@ -34,7 +34,8 @@ def train(
         str | None,
         typer.Option(
             "--recipe",
-            help="A recipe; see `vitkit recipes` (default: finetune with --from, otherwise small-data, which needs --model).",
+            help="A recipe; see `vitkit recipes` (default: finetune with --from, otherwise small-data, which "
+            "needs --model).",
         ),
     ] = None,
     model: Annotated[

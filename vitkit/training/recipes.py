@@ -264,8 +264,8 @@ _FASHION_ADAMW = Recipe(
 )
 _FASHION_MUON = replace(
     _FASHION_ADAMW,
-    source="ours; the size of patches was chosen on a held-out part of train, the epochs so that both recipes together fit "
-    "into 8 minutes on one H200",
+    source="ours; the size of patches was chosen on a held-out part of train, the epochs so that both recipes "
+    "together fit into 8 minutes on one H200",
     config=replace(_FASHION, num_attention_heads=4, pool="mean", class_token=False),
     expect="Fashion-MNIST (idx:DIR) from scratch: 95.0% on test, mean of three seeds, in 2 minutes of an H200.",
     epochs=150,
