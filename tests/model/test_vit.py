@@ -279,7 +279,8 @@ def test_padding_on_request() -> None:
     ("call", "words"),
     [
         (lambda m: m(pixels(1, 1, 32, 32)), ["[batch, 3, height, width]", "[1, 1, 32, 32]", "num_channels="]),
-        (lambda m: m(pixels(3, 32, 32)), ["[batch, 3, height, width]", "[3, 32, 32]"]),
+        (lambda m: m(pixels(3, 32, 32)), ["[batch, 3, height, width]", "[3, 32, 32]", "x[None]"]),
+        (lambda m: m(torch.zeros(1, 3, 0, 32)), ["[1, 3, 0, 32]", "at least one pixel"]),
         (lambda m: m(pixels(1, 3, 33, 32)), ["patch size 8", "33 x 32", "Resize to 32 x 32", "pad_input=True"]),
         (lambda m: m(pixels(1, 3, 4, 32)), ["4 x 32", "Resize to 8 x 32"]),
         (lambda m: m(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)), ["floating-point", "uint8"]),

@@ -39,11 +39,13 @@ def checked(x: Tensor, c: ViTConfig | ResNetConfig) -> Tensor:
         x: [B, C, H, W].
         c: the model's configuration.
     """
-    if x.dim() != 4 or x.shape[1] != c.num_channels:
-        raise InputError(
-            f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. "
-            f"For other channels, create or load the model with num_channels=."
-        )
+    if x.dim() != 4 or x.shape[1] != c.num_channels or not (x.shape[2] and x.shape[3]):
+        advice = "Other channels need a model created or loaded with num_channels=."
+        if x.dim() == 3 and x.shape[0] == c.num_channels:
+            advice = "For a single image, add the batch: x[None]."
+        elif x.dim() == 4 and x.shape[1] == c.num_channels:
+            advice = "An image has at least one pixel."
+        raise InputError(f"Expected pixels [batch, {c.num_channels}, height, width]; got {list(x.shape)}. {advice}")
     if not x.is_floating_point():
         raise InputError(f"Expected floating-point pixels, normalised as model.input_spec says; got {x.dtype}.")
     return x
