@@ -267,6 +267,28 @@ def test_eval_names_and_skips_bad_images(place, tmp_path) -> None:
     assert "red/0.png" in result.stderr
 
 
+def test_a_probe_counts_the_images_that_it_could_read(place, tmp_path) -> None:
+    folder = photos(tmp_path / "photos", {"train": 3, "test": 2})
+    (folder / "train" / "red" / "0.png").write_bytes(b"")
+    how = (
+        "--from",
+        place / "tiny.safetensors",
+        "--out",
+        tmp_path / "run",
+        "--cache",
+        tmp_path / "cache",
+        "--workers",
+        0,
+    )
+    call("probe", folder, *how, "--bad-images", "skip")
+    data = RunFolder.open(tmp_path / "run").info["data"]
+    assert data["counts"] == {name: 3 - (name == "red") for name in sorted(COLOURS)}
+    assert sum(data["counts"].values()) == data["train"]
+    page = vitkit.report(tmp_path / "run").read_text(encoding="utf-8")
+    listed = page[page.index("Images that could not be read") :]
+    assert listed[: listed.index("</ul>")].count("red/0.png") == 1
+
+
 def test_advice_about_a_bad_image_fits_the_command(place, tmp_path) -> None:
     (folder := tmp_path / "photos" / "red").mkdir(parents=True)
     (folder / "broken.png").write_bytes(b"not an image")

@@ -137,10 +137,18 @@ class Source(ABC):
 
     def counts(self) -> dict[str, int]:
         """Return the number of images in each class, or with each label."""
-        if self.several:
-            return {name: int(n) for name, n in zip(self.class_names, self.labels.sum(0, dtype=int), strict=True)}
-        found = np.bincount(self.labels, minlength=len(self.class_names)) if len(self) else [0] * len(self.class_names)
-        return {name: int(n) for name, n in zip(self.class_names, found)}
+        return counts_of(self.labels, self.class_names)
+
+
+def counts_of(labels: Array, names: Sequence[str]) -> dict[str, int]:
+    """Return the number of images in each class, or with each label.
+
+    Args:
+        labels: [N] int64, or [N, K] for any number of labels per image.
+        names: of the K classes.
+    """
+    found = labels.sum(0, dtype=int) if labels.ndim == 2 else np.bincount(labels, minlength=len(names))
+    return {name: int(n) for name, n in zip(names, found)}
 
 
 def need_one_class(source: Source, what: str) -> None:

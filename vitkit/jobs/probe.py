@@ -13,7 +13,7 @@ import numpy as np
 import sklearn.linear_model  # imported here so that the import does not count as fitting time
 import sklearn.model_selection  # noqa: F401
 
-from vitkit.data.base import Source, Subset, stratified
+from vitkit.data.base import Source, Subset, counts_of, stratified
 from vitkit.data.batch import BadImages, images_per_batch
 from vitkit.data.sources import open_splits
 from vitkit.errors import ConfigError, DataError
@@ -272,7 +272,7 @@ def probe(
             "train": len(A.labels),
             "test": len(B.labels),
             "classes": list(names),
-            "counts": parts.train.counts(),
+            "counts": counts_of(A.labels, names),  # of the images that could be read
             "held": parts.words,
             "held_share": parts.share,
             "seed": options.seed,
