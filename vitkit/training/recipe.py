@@ -291,10 +291,10 @@ class Recipe:
         wanted = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if wanted > total * LONGEST_WARMUP:
             most = int(total * LONGEST_WARMUP)
-            fits = f"--warmup {most // 3} (or at most {most})" if most else "--warmup 0"
+            fits = f"--warmup {most // 3} (or at most {most})," if most else "--warmup 0"
             raise ConfigError(
                 f"The warm-up must take at most a third of the run; got {wanted:,} of {total:,} "
-                f"step{'s' * (total != 1)}. Use {fits}, or train longer."
+                f"step{'s' * (total != 1)}. Use {fits} or train longer."
             )
         return wanted
 
