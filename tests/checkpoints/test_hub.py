@@ -10,6 +10,7 @@ import pytest
 from tests.checkpoints import tiny
 from vitkit.checkpoints import hub, load, save, source
 from vitkit.errors import HubError, UnreadableFile
+from vitkit.server.teach_store import HIDDEN
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -86,7 +87,7 @@ def test_what_looks_like_a_path_is_one(name: str, cache: Path, tmp_path: Path, m
 
 
 def test_a_lesson_without_weights_says_how_to_save_it(tmp_path: Path) -> None:
-    (tmp_path / "desk" / ".teach").mkdir(parents=True)
+    (tmp_path / "desk" / HIDDEN).mkdir(parents=True)
     with pytest.raises(UnreadableFile, match=r"has not been saved: open `vitkit teach .*desk` and press Save"):
         load(tmp_path / "desk")
 

@@ -77,7 +77,7 @@ def convert(source: str | Path, destination: str | Path, to: str = "native", **o
 
     Args:
         source: as for `load`.
-        destination: as for `save`, but nothing may be there: it could be weights that nobody can make again.
+        destination: as for `save`, but nothing may be there: it could be the only copy of some weights.
         to: a row of DIALECTS (default: native).
         overrides: as for `load`.
 

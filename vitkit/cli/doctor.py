@@ -174,7 +174,7 @@ def show(report: Report) -> None:
                 print(f"  {problem.where}: {problem.reason}")
     if report.bad:
         _findings(
-            f"{len(report.bad)} bad image{'s' * (len(report.bad) != 1)} (training stops there, or skips it with "
+            f"{len(report.bad)} bad image{'s' * (len(report.bad) != 1)} (training stops there without "
             f"--bad-images skip)",
             report.bad,
             len(report.bad),

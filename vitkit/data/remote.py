@@ -190,7 +190,8 @@ class _asking:  # noqa: N801
             raise BadImage(f"{self.name}: cannot be read (No such file).") from error
         if isinstance(error, OSError):
             raise Unreachable(
-                f"{self.name}: could not be fetched ({why(error)}). Run the same command again once it answers."
+                f"{self.name}: could not be fetched ({why(error)}). Run the same command again once the storage "
+                f"answers."
             ) from error
 
 

@@ -142,7 +142,7 @@ def _split(root: Path, word: str, split: str, classes: Sequence[str] | None, fou
 
 
 def shown(split: str, name: str) -> str:
-    """Return `split/name`, or the name alone where the data has no splits, as there is no folder `all`."""
+    """Return `split/name`, or the name alone where the data has no splits: there is no folder `all`."""
     return name if split == "all" else f"{split}/{name}"
 
 

@@ -63,7 +63,7 @@ def parts_of(data: str | Path, split: str | None = None) -> dict[str, Source]:
 
 
 def check_out(path: str | Path) -> Path:
-    """Refuse a file that cannot be written or is no former output, before any work is done; return it expanded.
+    """Refuse a file that cannot be written or holds something else, before any work is done; return it expanded.
 
     Args:
         path: the file.

@@ -184,7 +184,7 @@ def _hit(query: str, rank: int, place: tuple[str, Source, int], similarity: floa
 
 
 def check_export(path: str | Path) -> None:
-    """Refuse a file that cannot be written or is no former output, before any work is done.
+    """Refuse a file that cannot be written or holds something else, before any work is done.
 
     Args:
         path: the file.
